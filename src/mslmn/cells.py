@@ -1,0 +1,160 @@
+"""The parameters of one layer in one direction, their initial values, and one pass over a batch.
+
+Every parameter belongs to one module or to none, so a new module adds parameters and leaves the others
+as they are. What would be a lower block of Wmm does not exist.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import ops
+
+INITS = ("leaky", "xavier")
+LONGEST_LEAK = 30.0  # time constant of the slowest unit of a leaky module, in steps of its own clock
+FEEDBACK_GAIN = 0.5  # of Wmh under "leaky": keeps the linearised loop m -> h -> m a contraction
+
+
+class Cell(nn.Module):
+    """What both cells have: g modules of M units, and the memory they start from."""
+
+    m_0: nn.ParameterList | None
+
+    def __init__(
+        self, M: int, g: int, init: str, learn_initial_state: bool, factory: dict[str, object]
+    ) -> None:
+        super().__init__()
+        self.M = M
+        self.g = g
+        self.init = init
+        self.m_0 = _parameters(((M,) for _ in range(g)), factory) if learn_initial_state else None
+
+    def initial_memory(self, batch: int) -> Tensor:  # (B, G)
+        """The learnt initial memory for every row, or zeros."""
+        if self.m_0 is not None:
+            return torch.cat(list(self.m_0)).expand(batch, -1)
+        return next(self.parameters()).new_zeros(batch, self.g * self.M)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the weights anew; biases and the learnt initial memory become zero."""
+        for parameter in self.parameters():
+            parameter.zero_()
+
+
+class MSLMNCell(Cell):
+    """Parameters of an MS-LMN: ``Wxh``, ``b_h``, and per module ``Wmh``, ``Whm``, ``Wmm``, ``b_m``."""
+
+    def __init__(
+        self,
+        I: int,
+        H: int,
+        M: int,
+        g: int,
+        bias: bool,
+        init: str,
+        learn_initial_state: bool,
+        factory: dict[str, object],
+    ) -> None:
+        super().__init__(M, g, init, learn_initial_state, factory)
+        self.Wxh = _parameter((H, I), factory)
+        self.b_h = _parameter((H,), factory) if bias else None
+        self.Wmh = _parameters(((H, M) for _ in range(g)), factory)
+        self.Whm = _parameters(((M, H) for _ in range(g)), factory)
+        self.Wmm = _parameters(((j * M, M) for j in range(1, g + 1)), factory)
+        self.b_m = _parameters(((M,) for _ in range(g)), factory) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        (H, I), M, G = self.Wxh.shape, self.M, self.g * self.M
+        _normal(self.Wxh, _xavier(H, I))
+        if self.init == "xavier":  # of the whole matrices, as in the authors' code
+            for j in range(self.g):
+                _normal(self.Wmh[j], _xavier(H, G))
+                _normal(self.Whm[j], _xavier(G, H))
+                _normal(self.Wmm[j], _xavier(G, G))
+            return
+        d = leaks(self.Wxh.new_empty(M))
+        for j in range(self.g):
+            _normal(self.Wmh[j], FEEDBACK_GAIN * _xavier(H, G))
+            _normal(self.Whm[j], _xavier(M, H)).mul_(1 - d[:, None])
+            self.Wmm[j][-M:].copy_(d.diag())
+
+    def forward(
+        self, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Sequence[int] | None, reverse: bool
+    ) -> ops.Run:
+        b_m = list(self.b_m) if self.b_m is not None else None
+        a = F.linear(x, self.Wxh, self.b_h)
+        return ops.mslmn(
+            a, m, clock, list(self.Wmh), list(self.Whm), list(self.Wmm), b_m, batch_sizes, reverse
+        )
+
+
+class ClockworkCell(Cell):
+    """Parameters of a Clockwork RNN, per module: ``Wxh``, ``b_h``, ``Whh``."""
+
+    def __init__(
+        self,
+        I: int,
+        M: int,
+        g: int,
+        bias: bool,
+        init: str,
+        learn_initial_state: bool,
+        factory: dict[str, object],
+    ) -> None:
+        super().__init__(M, g, init, learn_initial_state, factory)
+        self.Wxh = _parameters(((M, I) for _ in range(g)), factory)
+        self.b_h = _parameters(((M,) for _ in range(g)), factory) if bias else None
+        self.Whh = _parameters(((j * M, M) for j in range(1, g + 1)), factory)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        I, M, G = self.Wxh[0].shape[1], self.M, self.g * self.M
+        if self.init == "xavier":
+            for j in range(self.g):
+                _normal(self.Wxh[j], _xavier(G, I))
+                _normal(self.Whh[j], _xavier(G, G))
+            return
+        d = leaks(self.Wxh[0].new_empty(M))
+        for j in range(self.g):
+            _normal(self.Wxh[j], _xavier(M, I)).mul_(1 - d[:, None])
+            self.Whh[j][-M:].copy_(d.diag())
+
+    def forward(
+        self, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Sequence[int] | None, reverse: bool
+    ) -> ops.Run:
+        b_h = torch.cat(list(self.b_h)) if self.b_h is not None else None
+        a = F.linear(x, torch.cat(list(self.Wxh)), b_h)
+        return ops.clockwork(a, m, clock, list(self.Whh), batch_sizes, reverse)
+
+
+def leaks(out: Tensor) -> Tensor:  # (M,)
+    """Fill ``out`` with the decays of a leaky module: ``exp(-1/tau)``, ``tau`` log-spaced in 1..30 steps."""
+    M = out.shape[0]
+    tau = LONGEST_LEAK ** ((torch.arange(M, device="cpu", dtype=torch.float64) + 0.5) / M)
+    return out.copy_(torch.exp(-1 / tau))
+
+
+def _parameter(shape: tuple[int, ...], factory: dict[str, object]) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, **factory))  # type: ignore[call-overload]
+
+
+def _parameters(shapes: Iterable[tuple[int, ...]], factory: dict[str, object]) -> nn.ParameterList:
+    return nn.ParameterList([_parameter(shape, factory) for shape in shapes])
+
+
+def _xavier(rows: int, columns: int) -> float:
+    """Standard deviation of Glorot's normal initialisation of a rows x columns matrix."""
+    return math.sqrt(2 / (rows + columns))
+
+
+def _normal(weight: Tensor, std: float) -> Tensor:
+    return weight.normal_(0, std)

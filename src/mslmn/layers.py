@@ -1,0 +1,391 @@
+"""LMN, MSLMN and ClockworkRNN: recurrent layers with the manners of `torch.nn.LSTM`.
+
+Dimensions: T steps, B batch, I input size, H hidden size, M memory size per module, g modules (fastest
+first), G = g*M, D directions, L layers, N steps of all sequences of a packed batch together.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from . import checks
+from .cells import INITS, Cell, ClockworkCell, MSLMNCell
+from .clock import MAX_MODULES
+
+Device = torch.device | str | int | None
+
+
+class State(NamedTuple):
+    """Where a layer stands in its sequences; hand it back to go on from there."""
+
+    memory: Tensor  # (L*D, B, G); unbatched (L*D, G)
+    clock: Tensor  # (B,) int64; unbatched (): steps already consumed
+
+    def detach(self) -> "State":
+        """The same state cut from its graph, for truncated backpropagation through time."""
+        return State(self.memory.detach(), self.clock)
+
+
+class ClockedLayer(nn.Module):
+    """What the layers share: cells stacked, in one or two directions, and every form of input.
+
+    Attributes:
+        cells: the parameters, one cell per layer and direction; layer l in direction d is
+            ``cells[l * num_directions + d]``.
+    """
+
+    cells: nn.ModuleList
+
+    def __init__(
+        self,
+        make_cell: Callable[[int], Cell],  # from the width of its input
+        input_size: int,
+        module_size: int,
+        num_modules: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        init: str,
+        learn_initial_state: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        checks.check_size("input_size", input_size, least=0)
+        checks.check_size("num_modules", num_modules, most=MAX_MODULES)
+        checks.check_size("num_layers", num_layers)
+        checks.check_flag("bias", bias)
+        checks.check_flag("batch_first", batch_first)
+        checks.check_probability("dropout", dropout)
+        checks.check_flag("bidirectional", bidirectional)
+        checks.check_choice("init", init, INITS)
+        checks.check_flag("learn_initial_state", learn_initial_state)
+        checks.check_float("dtype", dtype)
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                f"dropout={dropout} acts between layers, and num_layers is 1; "
+                "add layers, or put nn.Dropout on the output",
+                stacklevel=3,
+            )
+        self.input_size = input_size
+        self.num_modules = num_modules
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.init = init
+        self.learn_initial_state = learn_initial_state
+        self._module_size = module_size
+        widths = [input_size] + [self.output_size] * (num_layers - 1)
+        self.cells = nn.ModuleList([make_cell(I) for I in widths for _ in range(self.num_directions)])
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def output_size(self) -> int:
+        """Last dimension of the output, D*G: the memory of all modules in all directions."""
+        return self.num_directions * self.num_modules * self._module_size
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The constructor's arguments, less device and dtype: ``type(layer)(**layer.config)`` is its like."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names if name not in ("device", "dtype")}
+
+    def reset_parameters(self) -> None:
+        """Initialise every weight anew, as ``init`` says (after `to_empty`, for instance)."""
+        for cell in self.cells:
+            cast(Cell, cell).reset_parameters()
+
+    def forward(
+        self, input: Tensor | PackedSequence, state: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """Run over a batch of sequences: ``output, state = layer(input, state)``.
+
+        Args:
+            input: ``(T, B, I)``, ``(B, T, I)`` if ``batch_first``, unbatched ``(T, I)``, or a
+                `PackedSequence`.
+            state: what an earlier call returned, to go on from there; ``None`` starts anew.
+
+        Returns:
+            The memory after every step, in the form of the input, last dimension D*G (modules fastest
+            first; forward direction, then backward), and the `State` at each sequence's own end.
+        """
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, state)
+        checks.check_input(input, self.input_size, self.batch_first, self._weight)
+        batched = input.dim() == 3
+        x = input if batched else input.unsqueeze(1)
+        if batched and self.batch_first:
+            x = x.transpose(0, 1)
+        T, B = x.shape[:2]
+        if state is not None:
+            self._check_state(state, (B,) if batched else ())
+            if not batched:
+                state = State(state[0].unsqueeze(1), state[1].unsqueeze(0))
+        output, memory, clock = self._run(x, state, B)
+        clock = clock + T
+        if not batched:
+            return output.squeeze(1), State(memory.squeeze(1), clock.squeeze(0))
+        return output.transpose(0, 1) if self.batch_first else output, State(memory, clock)
+
+    def _forward_packed(self, input: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+        """A packed batch is sorted, longest sequence first; states keep the caller's order."""
+        x, batch_sizes, to_packed, to_caller = input
+        checks.check_packed(x, self.input_size, self._weight)
+        B = int(batch_sizes[0])
+        if state is not None:
+            self._check_state(state, (B,))
+            if to_packed is not None:
+                state = State(state[0].index_select(1, to_packed), state[1].index_select(0, to_packed))
+        output, memory, clock = self._run(x, state, B, batch_sizes.tolist())
+        lengths = (batch_sizes[:, None] > torch.arange(B, device=batch_sizes.device)).sum(0)
+        clock = clock + lengths.to(clock.device)
+        if to_caller is not None:
+            memory, clock = memory.index_select(1, to_caller), clock.index_select(0, to_caller)
+        return PackedSequence(output, batch_sizes, to_packed, to_caller), State(memory, clock)
+
+    def _run(
+        self,
+        x: Tensor,  # (T, B, I), or packed (N, I)
+        state: State | None,
+        B: int,
+        batch_sizes: list[int] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Every layer and direction: the output, the last memories (L*D, B, G), the clock at the start."""
+        D, dtype = self.num_directions, self._weight.dtype
+        start = torch.zeros(B, dtype=torch.int64, device=x.device)
+        clock = start if state is None else state[1]
+        last = []
+        for layer in range(self.num_layers):
+            if layer > 0:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for direction in range(D):
+                i = layer * D + direction
+                cell = cast(Cell, self.cells[i])
+                m = cell.initial_memory(B) if state is None else state[0][i].to(dtype)
+                # The backward direction begins at each sequence's last step, so its clock begins too.
+                run = cell(x, m, start if direction else clock, batch_sizes, reverse=direction == 1)
+                outputs.append(run.memory)
+                last.append(run.last)
+            x = torch.cat(outputs, dim=-1) if D == 2 else outputs[0]
+        return x, torch.stack(last), clock
+
+    def _check_state(self, state: State, batch: tuple[int, ...]) -> None:
+        units = self.num_modules * self._module_size
+        checks.check_state(state, len(self.cells), batch, units, self._weight)
+
+    @property
+    def _weight(self) -> Tensor:
+        """Any parameter: they share dtype and device."""
+        return next(self.cells.parameters())
+
+    def extra_repr(self) -> str:
+        parameters = inspect.signature(type(self)).parameters
+        return ", ".join(
+            f"{name}={value!r}" for name, value in self.config.items() if value != parameters[name].default
+        )
+
+    def __repr__(self) -> str:
+        """The configuration on one line, as `nn.LSTM` has it, not the tree of parameters."""
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class MSLMN(ClockedLayer):
+    """MultiScale Linear Memory Network (Carta, Sperduti, Bacciu 2020).
+
+    A nonlinear hidden state h reads the input and a linear memory m of g modules; module k is updated
+    every 2^(k-1) steps, from h and from itself and the slower modules:
+
+        h_t   = tanh(Wxh x_t + b_h + sum_i Wmh[i] m_i,t-1)
+        m_k,t = Whm[k] h_t + b_m[k] + sum_{i>=k} Wmm[i->k] m_i,t-1    if t mod 2^(k-1) == 0, else m_k,t-1
+
+    t = 1 is the first step. The output is m. Fed in chunks, of any sizes, a unidirectional layer gives
+    what it gives fed whole, if each chunk gets the state of the one before: the state carries the clock.
+
+    Parameters, of each ``cells[i]``, in the paper's symbols: ``Wxh`` (H, I) and ``b_h`` (H,); per module
+    j, from 0: ``Wmh[j]`` (H, M), ``Whm[j]`` (M, H), ``b_m[j]`` (M,), and ``Wmm[j]`` (jM + M, M), what
+    module j sends to itself and the faster ones, fastest first. Where ``learn_initial_state``, ``m_0[j]``
+    (M,) too.
+
+    Initial values. ``"leaky"``: each module is a bank of M leaky integrators, with time constants
+    log-spaced between 1 and 30 steps of its own clock, d_i = exp(-1 / 30^((i - 1/2) / M)):
+
+        Wmm[k->k] = diag(d), other blocks 0          Whm[k] = (1 - d) * N(0, 2 / (M + H)), by rows
+        Wxh = N(0, 2 / (H + I))                      Wmh = N(0, 1/4 * 2 / (H + G))
+
+    so that no unit explodes and every module remembers. ``"xavier"``, as in the authors' code: every
+    weight N(0, 2 / (rows + columns)) of the matrix of all modules, for Wmm G x G; this is what the paper
+    reports, and it often does not learn. Biases and the learnt initial memory start at zero.
+
+    Args:
+        input_size: features per step (I); 0 for a network without input, fed with ``(T, B, 0)``.
+        hidden_size: units of h (H).
+        memory_size: units of each module (M).
+        num_modules: modules (g); ``mslmn.clock.num_modules(T)`` is the most that T steps can use.
+        num_layers: layers stacked on each other, each reading the memory of the one below.
+        bias: whether ``b_h`` and ``b_m`` exist.
+        batch_first: batched tensors are ``(B, T, ...)`` instead of ``(T, B, ...)``.
+        dropout: probability of dropping a value between layers, in training.
+        bidirectional: run a second network from each sequence's end to its start.
+        init: ``"leaky"`` or ``"xavier"``.
+        learn_initial_state: the initial memory is a parameter instead of zero.
+
+    Example:
+        >>> layer = MSLMN(13, 25, 25, num_modules=7)
+        >>> output, state = layer(torch.randn(97, 8, 13))
+        >>> output.shape, state.memory.shape, state.clock[0].item()
+        (torch.Size([97, 8, 175]), torch.Size([1, 8, 175]), 97)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        memory_size: int,
+        num_modules: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        init: str = "leaky",
+        learn_initial_state: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.check_size("hidden_size", hidden_size)
+        checks.check_size("memory_size", memory_size)
+
+        def make_cell(I: int) -> MSLMNCell:
+            factory: dict[str, object] = {"device": device, "dtype": dtype}
+            return MSLMNCell(
+                I, hidden_size, memory_size, num_modules, bias, init, learn_initial_state, factory
+            )
+
+        super().__init__(
+            make_cell,
+            input_size,
+            memory_size,
+            num_modules,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            init,
+            learn_initial_state,
+            dtype,
+        )
+        self.hidden_size = hidden_size
+        self.memory_size = memory_size
+
+
+class LMN(MSLMN):
+    """Linear Memory Network (Bacciu, Carta, Sperduti 2019): the `MSLMN` with one module.
+
+        h_t = tanh(Wxh x_t + b_h + Wmh m_t-1)
+        m_t = Whm h_t + b_m + Wmm m_t-1
+
+    With ``Whm = I``, ``Wmm = 0`` and ``b_m = 0`` it is `nn.RNN`. Arguments, parameters (``Wmh[0]``, ...)
+    and initial values are those of `MSLMN`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        memory_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        init: str = "leaky",
+        learn_initial_state: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            memory_size,
+            1,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            init,
+            learn_initial_state,
+            device,
+            dtype,
+        )
+
+
+class ClockworkRNN(ClockedLayer):
+    """Clockwork RNN (Koutnik, Greff, Gomez, Schmidhuber 2014), with tanh units.
+
+    The hidden state is split into g modules, module k updated every 2^(k-1) steps, from the input and
+    from itself and the slower modules:
+
+        m_k,t = tanh(Wxh[k] x_t + b_h[k] + sum_{i>=k} Whh[i->k] m_i,t-1)   if t mod 2^(k-1) == 0, else m_k,t-1
+
+    Parameters, of each ``cells[i]``, per module j from 0: ``Wxh[j]`` (M, I), ``b_h[j]`` (M,) and
+    ``Whh[j]`` (jM + M, M), what module j sends to itself and the faster ones; M is ``hidden_size``.
+    Initial values are those of `MSLMN`, Whh in the place of Wmm and Wxh in the place of Whm.
+
+    Args:
+        input_size: features per step (I); 0 for a network without input.
+        hidden_size: units of each module (M).
+        num_modules: modules (g).
+        num_layers, bias, batch_first, dropout, bidirectional, init, learn_initial_state: see `MSLMN`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_modules: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        init: str = "leaky",
+        learn_initial_state: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.check_size("hidden_size", hidden_size)
+
+        def make_cell(I: int) -> ClockworkCell:
+            factory: dict[str, object] = {"device": device, "dtype": dtype}
+            return ClockworkCell(I, hidden_size, num_modules, bias, init, learn_initial_state, factory)
+
+        super().__init__(
+            make_cell,
+            input_size,
+            hidden_size,
+            num_modules,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            init,
+            learn_initial_state,
+            dtype,
+        )
+        self.hidden_size = hidden_size
