@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install test lint types unit format clean
+.PHONY: help install test lint types unit sanitize format clean
 help:    ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 # The stamp is newer than what it was installed from, or the environment is made again.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: pyproject.toml setup.py constraints.txt src/mslmn/ops/cpu.cpp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -27,9 +27,17 @@ types: install  ## mypy, strict
 unit: install  ## pytest, on every core
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
+sanitize: install  ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)
+	rm -rf build
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -DMSLMN_POISON -g -O1" \
+	  $(BIN)/python -m pip install --quiet --no-deps --target build/sanitized .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/python -m pytest -q -p no:cacheprovider \
+	  -W "ignore::DeprecationWarning" tests/test_backends.py -k "not opcheck and not environment"
+
 format: install  ## rewrite the files as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:   ## forget the environment and every cache
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info src/mslmn/ops/*.so

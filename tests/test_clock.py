@@ -4,6 +4,7 @@ import ast
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -45,6 +46,10 @@ def test_num_modules_is_every_period_up_to_the_length(length):
     assert clock.period(g) <= length < clock.period(g + 1)
 
 
+def test_num_modules_takes_the_integers_of_numpy_and_torch():
+    assert clock.num_modules(np.int64(300)) == clock.num_modules(torch.tensor([97, 300]).max()) == 9
+
+
 def test_num_modules_of_the_paper():
     assert (clock.num_modules(300), clock.num_modules(97), clock.num_modules(1)) == (9, 7, 1)
     assert clock.num_modules(300) == math.floor(math.log2(300)) + 1
@@ -70,6 +75,7 @@ def test_nothing_else_in_the_package_computes_a_modulus():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             is_modulus = isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Mod)
-            named = isinstance(node, ast.Attribute) and node.attr in {"remainder", "fmod", "divmod"}
+            name = getattr(node, "attr", None) or getattr(node, "id", None)
+            named = name in {"remainder", "fmod", "divmod", "mod"}
             assert not is_modulus, f"{path}:{node.lineno}"
             assert not named, f"{path}:{node.lineno}"

@@ -1,6 +1,7 @@
 """The README and the docs run as they are printed."""
 
 import re
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def test_blocks_of_the_docs_run(path):
 def test_public_names():
     """A new public name is a decision: it is added here, and to the README."""
     assert set(mslmn.__all__) == {
-        "LMN", "MSLMN", "ClockworkRNN", "State", "clock", "nearest_size", "set_forget_gate_bias",
+        "LMN", "MSLMN", "ClockworkRNN", "State", "clock", "nearest_size", "set_backend",
+        "set_forget_gate_bias",
     }  # fmt: skip
     readme = (ROOT / "README.md").read_text()
     for name in mslmn.__all__:
@@ -42,11 +44,14 @@ def test_public_names():
 
 
 def test_one_version():
-    assert mslmn.__version__ == version("mslmn")
+    """pyproject.toml has it; the package, its metadata and the newest entry of the changelog agree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert mslmn.__version__ == version("mslmn") == project == newest
 
 
 def test_files_listed_in_the_readme_exist_and_none_is_missing():
     readme = (ROOT / "README.md").read_text()
     listed = set(re.findall(r"^    src/mslmn/(\S+)", readme, re.MULTILINE))
-    present = {p.name for p in (ROOT / "src/mslmn").glob("*.py")} - {"__init__.py"} | {"ops/"}
+    present = {p.name for p in (ROOT / "src/mslmn").glob("*.py")} - {"__init__.py"} | {"ops/", "benchmarks/"}
     assert listed == present

@@ -83,8 +83,6 @@ def test_lmn_equals_rnn(num_layers, bidirectional, form, with_state, bias, batch
     ours = [p for c in lmn.cells for p in [c.Wxh, c.Wmh[0]] + ([c.b_h] if bias else [])]
     theirs = [p for W_ih, W_hh, *b in rnn.all_weights for p in [W_ih, W_hh, *b[:1]]]
     grads = torch.autograd.grad((data(output) * w_out).sum() + (memory * w_last).sum(), inputs + ours)
-    expected_grads = torch.autograd.grad(
-        (data(expected) * w_out).sum() + (h_n * w_last).sum(), inputs + theirs
-    )
+    expected_grads = torch.autograd.grad((data(expected) * w_out).sum() + (h_n * w_last).sum(), inputs + theirs)
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         close(grad, expected_grad)

@@ -5,6 +5,7 @@ import inspect
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -67,13 +68,28 @@ def test_leaky_modules_are_banks_of_leaky_integrators(M):
     assert all(b.abs().max() == 0 for b in biases)
 
 
-def test_leaky_feedback_contracts_for_any_sizes():
+def test_leaky_clockwork_modules_are_leaky_too():
+    I, M = 400, 4
+    cell = ClockworkRNN(I, M, num_modules=3).cells[0]
+    d = MSLMN(3, 5, M, num_modules=1).cells[0].Wmm[0].diag()
+    for j, W in enumerate(cell.Whh):
+        assert torch.equal(W[: j * M], torch.zeros(j * M, M))
+        torch.testing.assert_close(W[j * M :], torch.diag(d))
+        row_std = cell.Wxh[j].std(dim=1)
+        torch.testing.assert_close(row_std, (1 - d) * math.sqrt(2 / (M + I)), rtol=0.2, atol=0)
+
+
+def test_leaky_feedback_has_half_the_gain_of_xavier_and_typically_contracts():
     """The loop m -> h -> m at zero frequency, where leaky integrators have gain 1: Wmh Whm / (1 - d)."""
-    for H, M, g in [(1, 4, 9), (25, 25, 7), (144, 16, 9), (200, 1, 12), (10, 100, 2)]:
-        cell = MSLMN(3, H, M, num_modules=g).cells[0]
-        gain = 1 - cell.Wmm[0].diag()
-        loop = sum(cell.Wmh[j] @ (cell.Whm[j] / gain[:, None]) for j in range(g))
-        assert torch.linalg.eigvals(loop).abs().max() < 1
+    for H, M, g in [(25, 25, 7), (144, 16, 9), (200, 2, 12), (20, 100, 2)]:
+        for seed in range(10):
+            torch.manual_seed(seed)
+            cell = MSLMN(3, H, M, num_modules=g).cells[0]
+            gain = 1 - cell.Wmm[0].diag()
+            loop = sum(cell.Wmh[j] @ (cell.Whm[j] / gain[:, None]) for j in range(g))
+            assert torch.linalg.eigvals(loop).abs().max() < 1
+        std = torch.cat(list(cell.Wmh), dim=1).std().item()
+        assert std == pytest.approx(0.5 * math.sqrt(2 / (H + g * M)), rel=0.1)
 
 
 def test_xavier_is_that_of_the_whole_matrices():
@@ -165,3 +181,16 @@ def test_repr_tells_the_configuration_and_builds_its_like(layer):
 
 def test_repr_is_short_where_the_defaults_are_used():
     assert repr(CONFIGURED[0]) == "LMN(input_size=4, hidden_size=6, memory_size=3, batch_first=True)"
+
+
+def test_numpy_integers_are_sizes_and_become_ints():
+    layer = MSLMN(np.int64(3), np.int32(4), np.int64(2), num_modules=np.int64(5))
+    assert all(type(value) is not np.int64 and type(value) is not np.int32 for value in layer.config.values())
+
+
+def test_a_class_derived_from_a_layer_can_be_printed():
+    class Tiny(MSLMN):
+        def __init__(self, features):
+            super().__init__(features, 4, 2, num_modules=3)
+
+    assert repr(Tiny(5)) == "Tiny(input_size=5, hidden_size=4, memory_size=2, num_modules=3)"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+import mslmn
 from helpers import LAYERS, make
 from mslmn import MSLMN
 
@@ -48,19 +49,27 @@ def test_packed_input_on_every_device(kind, device):
 
 @kinds
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
-def test_autocast_keeps_the_memory_in_the_precision_of_the_weights(kind, low, device):
+def test_autocast_keeps_the_recurrence_in_the_precision_of_the_weights(kind, low, device):
     layer = LAYERS[kind](8).to(device)
     x = torch.randn(300, 3, 8, device=device)
     expected, _ = layer(x)
     with torch.autocast(device, dtype=low):
         output, state = layer(x)
-        again, _ = layer(x.to(low), state)  # what an autocast layer below would hand over
+        rounded, _ = layer(x.to(low), state)  # what an autocast layer below would hand over
         output.square().mean().backward()
-    assert output.dtype == state.memory.dtype == again.dtype == torch.float32
-    # Only Wxh x was rounded: the error stays that of the input, however long the sequence.
-    assert (output - expected).abs().max() < 4 * torch.finfo(low).eps * expected.abs().max()
-    assert (output != expected).any()
+    assert output.dtype == state.memory.dtype == rounded.dtype == torch.float32
+    assert torch.equal(output, expected)
+    assert torch.equal(rounded, layer(x.to(low).float(), state)[0])
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_autocast_never_converts_float64():
+    layer, x = MSLMN(2, 4, 3, 3), torch.randn(5, 1, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(TypeError, match=r"input is torch.float64, the layer torch.float32; convert"):
+            layer(x.double())
+        with pytest.raises(TypeError, match=r"input is torch.float32, the layer torch.float64; convert"):
+            MSLMN(2, 4, 3, 3, dtype=torch.float64)(x)
 
 
 @kinds
@@ -74,32 +83,62 @@ def test_autocast_of_a_low_precision_state(kind, device):
 
 
 @pytest.mark.filterwarnings("default")  # while it traces, torch warns itself about its own doings
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize(
-    ("kind", "bidirectional", "backend"),
+    ("kind", "bidirectional", "compiler"),
     [(kind, both, "aot_eager") for kind in LAYERS for both in (False, True)] + [("MSLMN", False, "inductor")],
 )
-def test_compiled_equals_eager(kind, bidirectional, backend):
+def test_compiled_equals_eager(kind, bidirectional, compiler, backend):
     """The whole layer in one graph, values and gradients."""
-    if backend == "inductor" and not shutil.which("g++"):
+    if compiler == "inductor" and not shutil.which("g++"):
         pytest.skip("torch.compile's own backend needs a C++ compiler")
     torch.compiler.reset()
     layer = make(kind, bidirectional=bidirectional)
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
     x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
-    expected, end = layer(x)
-    output, state = compiled(x)
+    with mslmn.set_backend(backend):
+        expected, end = layer(x)
+        output, state = compiled(x)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(state.memory, end.memory)
+        assert torch.equal(state.clock, end.clock)
+        w = torch.randn_like(expected)
+        inputs = [x, *layer.parameters()]
+        for ours, theirs in zip(
+            torch.autograd.grad((output * w).sum(), inputs),
+            torch.autograd.grad((expected * w).sum(), inputs),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(compiled(x, state.detach())[0], layer(x, end)[0])
+
+
+@kinds
+def test_the_compiled_graph_has_one_node_per_cell_and_does_not_unroll_time(kind):
+    layer = make(kind, bidirectional=True, num_layers=2)
+
+    def nodes(T):
+        graphs = []
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+        compiled(torch.randn(T, 3, 2, dtype=torch.float64))
+        return [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+
+    assert len(nodes(5)) == len(nodes(50))
+    assert sum("mslmn.run" in target for target in nodes(5)) == 4
+
+
+@kinds
+@pytest.mark.filterwarnings("default")
+def test_export_keeps_the_recurrence_as_one_operator(kind):
+    layer, x = make(kind, bidirectional=True).eval(), torch.randn(7, 3, 2, dtype=torch.float64)
+    program = torch.export.export(layer, (x,), dynamic_shapes={"input": {0: torch.export.Dim("T", min=2), 1: None}})
+    assert sum("mslmn.run" in str(node.target) for node in program.graph.nodes) == 2
+    longer = torch.randn(31, 3, 2, dtype=torch.float64)
+    output, state = program.module()(longer)
+    expected, end = layer(longer)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(state.memory, end.memory)
-    assert torch.equal(state.clock, end.clock)
-    w = torch.randn_like(expected)
-    inputs = [x, *layer.parameters()]
-    for ours, theirs in zip(
-        torch.autograd.grad((output * w).sum(), inputs),
-        torch.autograd.grad((expected * w).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(compiled(x, state.detach())[0], layer(x, end)[0])
 
 
 def test_compiled_packed_input_equals_eager():
@@ -122,3 +161,22 @@ def test_an_ensemble_runs_under_vmap():
     outputs = torch.vmap(run, in_dims=(0, 0, None))(parameters, buffers, x)
     for output, model in zip(outputs, models, strict=True):
         torch.testing.assert_close(output, model(x)[0])
+
+
+@kinds
+def test_replicas_of_data_parallel_equal_the_layer(kind):
+    """`nn.DataParallel` hands out copies whose weights are plain tensors, not parameters."""
+    layer = make(kind, bidirectional=True, learn_initial_state=True)
+    replica = layer._replicate_for_data_parallel()
+    modules = dict(layer.named_modules())
+    copies = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
+    copies[""] = replica
+    for name, module in modules.items():
+        for child in module._modules:
+            copies[name]._modules[child] = copies[f"{name}.{child}".lstrip(".")]
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(copies[name], key, parameter.detach().clone())
+    assert not list(replica.parameters())
+    x = torch.randn(5, 2, 2, dtype=torch.float64)
+    assert torch.equal(replica(x)[0], layer(x)[0])

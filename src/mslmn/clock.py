@@ -12,6 +12,8 @@ Dimensions, in this package: T steps, B batch, I input size, H hidden size, M me
 g modules (fastest first), G = g*M, D directions, L layers.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ MAX_MODULES = 63  # the slowest period, 2^62, still fits the int64 clock
 def period(k: int) -> int:
     """Steps between two updates of module ``k = 1, 2, ..``: ``2^(k-1)``."""
     if k < 1:
-        raise ValueError(f"modules are numbered from 1 (the fastest), got module {k}")
+        raise ValueError(f"modules are numbered from 1, the fastest, got module {k}; add 1 to an index from 0")
     return 1 << (k - 1)
 
 
@@ -31,9 +33,10 @@ def num_modules(length: int) -> int:
     >>> num_modules(300), num_modules(97)  # the paper's two experiments
     (9, 7)
     """
-    if length < 1:
-        raise ValueError(f"length must be at least 1 step, got {length}; drop empty sequences first")
-    return length.bit_length()
+    steps = operator.index(length)
+    if steps < 1:
+        raise ValueError(f"length must be at least 1 step, got {steps}; drop empty sequences first")
+    return steps.bit_length()
 
 
 def active(t: Tensor, g: int) -> Tensor:  # (...) int64 -> (..., g) bool
@@ -44,6 +47,11 @@ def active(t: Tensor, g: int) -> Tensor:  # (...) int64 -> (..., g) bool
     """
     periods = torch.bitwise_left_shift(torch.ones_like(t)[..., None], torch.arange(g, device=t.device))
     return t[..., None] % periods == 0
+
+
+def count(t: Tensor, g: int) -> Tensor:  # (...) int64 -> (...) int64
+    """How many of ``g`` modules fire at the steps ``t``: c(t), the fastest ones."""
+    return active(t, g).sum(-1)
 
 
 def firing_steps(k: int, length: int, clock: int = 0) -> range:

@@ -5,8 +5,9 @@ first), G = g*M, D directions, L layers, N steps of all sequences of a packed ba
 """
 
 import inspect
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -58,33 +59,24 @@ class ClockedLayer(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        checks.check_size("input_size", input_size, least=0)
-        checks.check_size("num_modules", num_modules, most=MAX_MODULES)
-        checks.check_size("num_layers", num_layers)
-        checks.check_flag("bias", bias)
-        checks.check_flag("batch_first", batch_first)
-        checks.check_probability("dropout", dropout)
-        checks.check_flag("bidirectional", bidirectional)
-        checks.check_choice("init", init, INITS)
-        checks.check_flag("learn_initial_state", learn_initial_state)
-        checks.check_float("dtype", dtype)
-        if dropout > 0 and num_layers == 1:
+        self.input_size = checks.size("input_size", input_size, least=0)
+        self.num_modules = checks.size("num_modules", num_modules, most=MAX_MODULES)
+        self.num_layers = checks.size("num_layers", num_layers)
+        self.bias = checks.flag("bias", bias)
+        self.batch_first = checks.flag("batch_first", batch_first)
+        self.dropout = checks.probability("dropout", dropout)
+        self.bidirectional = checks.flag("bidirectional", bidirectional)
+        self.init = checks.choice("init", init, INITS)
+        self.learn_initial_state = checks.flag("learn_initial_state", learn_initial_state)
+        checks.float_type("dtype", dtype)
+        if self.dropout > 0 and self.num_layers == 1:
             warnings.warn(
                 f"dropout={dropout} acts between layers, and num_layers is 1; "
                 "add layers, or put nn.Dropout on the output",
-                stacklevel=3,
+                stacklevel=_depth(),
             )
-        self.input_size = input_size
-        self.num_modules = num_modules
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.dropout = float(dropout)
-        self.bidirectional = bidirectional
-        self.init = init
-        self.learn_initial_state = learn_initial_state
         self._module_size = module_size
-        widths = [input_size] + [self.output_size] * (num_layers - 1)
+        widths = [self.input_size] + [self.output_size] * (self.num_layers - 1)
         self.cells = nn.ModuleList([make_cell(I) for I in widths for _ in range(self.num_directions)])
 
     @property
@@ -98,9 +90,13 @@ class ClockedLayer(nn.Module):
 
     @property
     def config(self) -> dict[str, object]:
-        """The constructor's arguments, less device and dtype: ``type(layer)(**layer.config)`` is its like."""
-        names = inspect.signature(type(self)).parameters
-        return {name: getattr(self, name) for name in names if name not in ("device", "dtype")}
+        """The constructor's arguments, less device and dtype: with them the class builds its like."""
+        return {name: getattr(self, name) for name in self._signature() if name not in ("device", "dtype")}
+
+    def _signature(self) -> Mapping[str, inspect.Parameter]:
+        """The constructor's parameters: of the layer of this file, where a user's class is derived from it."""
+        layer = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return inspect.signature(layer).parameters
 
     def reset_parameters(self) -> None:
         """Initialise every weight anew, as ``init`` says (after `to_empty`, for instance)."""
@@ -142,13 +138,13 @@ class ClockedLayer(nn.Module):
     def _forward_packed(self, input: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
         """A packed batch is sorted, longest sequence first; states keep the caller's order."""
         x, batch_sizes, to_packed, to_caller = input
-        checks.check_packed(x, self.input_size, self._weight)
+        checks.check_packed(x, batch_sizes, self.input_size, self._weight)
         B = int(batch_sizes[0])
         if state is not None:
             self._check_state(state, (B,))
             if to_packed is not None:
                 state = State(state[0].index_select(1, to_packed), state[1].index_select(0, to_packed))
-        output, memory, clock = self._run(x, state, B, batch_sizes.tolist())
+        output, memory, clock = self._run(x, state, B, batch_sizes)
         lengths = (batch_sizes[:, None] > torch.arange(B, device=batch_sizes.device)).sum(0)
         clock = clock + lengths.to(clock.device)
         if to_caller is not None:
@@ -160,27 +156,26 @@ class ClockedLayer(nn.Module):
         x: Tensor,  # (T, B, I), or packed (N, I)
         state: State | None,
         B: int,
-        batch_sizes: list[int] | None = None,
+        batch_sizes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Every layer and direction: the output, the last memories (L*D, B, G), the clock at the start."""
-        D, dtype = self.num_directions, self._weight.dtype
         start = torch.zeros(B, dtype=torch.int64, device=x.device)
         clock = start if state is None else state[1]
-        last = []
+        directions = (False, True) if self.bidirectional else (False,)
+        cells, last = enumerate(self.cells), []
         for layer in range(self.num_layers):
-            if layer > 0:
+            if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
-            for direction in range(D):
-                i = layer * D + direction
-                cell = cast(Cell, self.cells[i])
-                m = cell.initial_memory(B) if state is None else state[0][i].to(dtype)
+            for reverse in directions:
+                i, cell = next(cells)
+                m = cast(Cell, cell).initial_memory(B) if state is None else state[0][i]
                 # The backward direction begins at each sequence's last step, so its clock begins too.
-                run = cell(x, m, start if direction else clock, batch_sizes, reverse=direction == 1)
+                run = cell(x, m, start if reverse else clock, batch_sizes, reverse, need_hidden=False)
                 outputs.append(run.memory)
                 last.append(run.last)
-            x = torch.cat(outputs, dim=-1) if D == 2 else outputs[0]
-        return x, torch.stack(last), clock
+            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+        return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
 
     def _check_state(self, state: State, batch: tuple[int, ...]) -> None:
         units = self.num_modules * self._module_size
@@ -188,18 +183,23 @@ class ClockedLayer(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        """Any parameter: they share dtype and device."""
-        return next(self.cells.parameters())
+        return cast(Cell, self.cells[0]).weight
 
     def extra_repr(self) -> str:
-        parameters = inspect.signature(type(self)).parameters
-        return ", ".join(
-            f"{name}={value!r}" for name, value in self.config.items() if value != parameters[name].default
-        )
+        defaults = self._signature()
+        return ", ".join(f"{name}={value!r}" for name, value in self.config.items() if value != defaults[name].default)
 
     def __repr__(self) -> str:
         """The configuration on one line, as `nn.LSTM` has it, not the tree of parameters."""
         return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def _depth() -> int:
+    """How many callers up the code lies that builds a layer, whichever class of this file it names."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 class MSLMN(ClockedLayer):
@@ -265,14 +265,12 @@ class MSLMN(ClockedLayer):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checks.check_size("hidden_size", hidden_size)
-        checks.check_size("memory_size", memory_size)
+        hidden_size = checks.size("hidden_size", hidden_size)
+        memory_size = checks.size("memory_size", memory_size)
 
         def make_cell(I: int) -> MSLMNCell:
             factory: dict[str, object] = {"device": device, "dtype": dtype}
-            return MSLMNCell(
-                I, hidden_size, memory_size, num_modules, bias, init, learn_initial_state, factory
-            )
+            return MSLMNCell(I, hidden_size, memory_size, num_modules, bias, init, learn_initial_state, factory)
 
         super().__init__(
             make_cell,
@@ -368,7 +366,7 @@ class ClockworkRNN(ClockedLayer):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checks.check_size("hidden_size", hidden_size)
+        hidden_size = checks.size("hidden_size", hidden_size)
 
         def make_cell(I: int) -> ClockworkCell:
             factory: dict[str, object] = {"device": device, "dtype": dtype}

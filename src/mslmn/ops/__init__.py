@@ -1,59 +1,69 @@
-"""The recurrence, and the only place that decides how it is computed.
+"""The recurrence, from input to memory, and the only switch between those who compute it.
 
-Today every tensor, on every device, takes the reference loop.
-
-Autocast stops here. The large product ``Wxh x`` of a whole sequence may run in low precision; the
-recurrence runs in the dtype of its weights, because a linear memory adds up thousands of steps and
-would lose the small ones in bfloat16.
+Autocast stops here: the recurrence runs in the dtype of its weights, because a linear memory adds up thousands of
+steps and would lose the small ones in low precision. For bfloat16 and float16 weights the fused backends compute in
+float32 and round what they return; the reference computes in the dtype it is given.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import reference
-from .reference import Run
+from . import backends, fused, reference
+from .weights import Weights
 
-__all__ = ["Run", "autocast_enabled", "clockwork", "mslmn"]
+__all__ = ["Run", "Weights", "autocast_enabled", "run"]
 
 
-def mslmn(
-    a: Tensor,  # (T, B, H), or packed (N, H): Wxh x_t + b_h
-    m: Tensor,  # (B, G)
-    clock: Tensor,  # (B,) int64
-    Wmh: Sequence[Tensor],  # g of (H, M)
-    Whm: Sequence[Tensor],  # g of (M, H)
-    Wmm: Sequence[Tensor],  # module j of g: (jM, M)
-    b_m: Sequence[Tensor] | None,  # g of (M,)
-    batch_sizes: Sequence[int] | None = None,
+class Run(NamedTuple):
+    """What a pass over a batch leaves behind, every part differentiable."""
+
+    memory: Tensor  # the memory after each step: (T, B, G), or packed (N, G)
+    hidden: Tensor  # h at each step: (T, B, H), or packed (N, H); Clockwork: the memory; empty if not needed
+    last: Tensor  # (B, G): the memory of each sequence after its own last step
+
+
+def run(
+    x: Tensor,  # (T, B, I), or packed (N, I)
+    m: Tensor,  # (B, G): initial memory
+    clock: Tensor,  # (B,) int64: steps consumed before the first one here
+    weights: Weights,
+    batch_sizes: Tensor | None = None,  # (T,) int64, of a packed batch
     reverse: bool = False,
+    need_hidden: bool = True,
 ) -> Run:
-    """One pass of the MS-LMN over a batch of sequences; see `reference.mslmn`."""
-    with _no_autocast(m.device.type):
-        return reference.mslmn(a.to(m.dtype), m, clock, Wmh, Whm, Wmm, b_m, batch_sizes, reverse)
+    """One pass over a batch of sequences, each at its own clock, in one direction."""
+    dtype = weights.Wmm[0].dtype
+    x, m = x.to(dtype), m.to(dtype)
+    if autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
+    return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
 
 
-def clockwork(
-    a: Tensor,  # (T, B, G), or packed (N, G): Wxh x_t + b_h
-    m: Tensor,  # (B, G)
-    clock: Tensor,  # (B,) int64
-    Whh: Sequence[Tensor],  # module j of g: (jM, M)
-    batch_sizes: Sequence[int] | None = None,
-    reverse: bool = False,
+def _run(
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    weights: Weights,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+    need_hidden: bool,
 ) -> Run:
-    """One pass of the Clockwork RNN over a batch of sequences; see `reference.clockwork`."""
-    with _no_autocast(m.device.type):
-        return reference.clockwork(a.to(m.dtype), m, clock, Whh, batch_sizes, reverse)
+    if backends.wish() == "reference":
+        sizes = None if batch_sizes is None else batch_sizes.tolist()
+        return Run(*reference.run(x, m, clock, weights, sizes, reverse))
+    dtype = x.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        wide = weights.map(Tensor.float)
+        results = fused.run(x.float(), m.float(), clock, wide, batch_sizes, reverse, need_hidden)
+        memory, hidden, last = (result.to(dtype) for result in results)
+    else:
+        memory, hidden, last = fused.run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
+    return Run(memory, memory if weights.Wxh is None else hidden, last)
 
 
 def autocast_enabled(device_type: str) -> bool:
     """Whether `torch.autocast` is on for this kind of device (some, as ``meta``, do not have it)."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def _no_autocast(device_type: str) -> AbstractContextManager[object]:
-    if autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()

@@ -1,0 +1,1 @@
+"""Benchmarks that check before they time; run as ``mslmn bench``."""

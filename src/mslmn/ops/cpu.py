@@ -1,0 +1,174 @@
+"""The fused CPU kernels of cpu.cpp: float32 and float64, training and inference."""
+
+import ctypes
+import importlib.machinery
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .weights import Weights
+
+DTYPES = {torch.float32: "f32", torch.float64: "f64"}
+INSTRUCTION_SETS = ("baseline", "AVX2", "AVX-512")
+
+_Pointer = ctypes.c_void_p
+
+
+class _Problem(ctypes.Structure):  # mirrors cpu.cpp
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "I", "H", "M", "g", "reverse", "threads")),
+        ("offsets", _Pointer),
+        ("clock", _Pointer),
+    ]
+
+
+class _Forward(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in ("x", "m0", "weights", "memory", "hidden", "last")]
+
+
+class _Backward(ctypes.Structure):
+    _fields_ = [
+        (name, _Pointer)
+        for name in (
+            *("x", "m0", "memory", "hidden", "weights", "gmemory", "ghidden", "glast"),
+            *("gx", "gm0", "gweights"),
+        )
+    ]
+
+
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """The kernels, or why they cannot be had."""
+    paths = [Path(__file__).with_name(f"_cpu{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    for path in paths:
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path)), None
+            except OSError as error:
+                return None, f"they could not be loaded ({error}); reinstall the package"
+    return None, "they were not built: no C++ compiler when the package was installed; get one and reinstall"
+
+
+_library, _why_not = _load()
+_isa = -1  # what fits the sizes best; the tests try each
+_functions: dict[tuple[str, torch.dtype], Callable[..., int]] = {
+    (name, dtype): getattr(_library, f"mslmn_{name}_{suffix}")
+    for name in ("forward", "backward")
+    for dtype, suffix in DTYPES.items()
+    if _library is not None
+}
+
+
+def why_not() -> str | None:
+    """Why these kernels cannot be used here, or None if they can."""
+    return _why_not
+
+
+def instruction_set() -> str:
+    """The best instruction set that this processor has kernels for."""
+    return "none" if _library is None else INSTRUCTION_SETS[_library.mslmn_best_isa()]
+
+
+def forward(
+    x: Tensor,  # (T, B, I), or packed (N, I)
+    m: Tensor,  # (B, G)
+    clock: Tensor,  # (B,) int64
+    weights: Weights,
+    batch_sizes: Tensor | None,  # (T,) int64
+    reverse: bool,
+    need_hidden: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memories, hidden states (empty if not needed) and last memories."""
+    x, m, clock = x.contiguous(), m.contiguous(), clock.contiguous()
+    memory = x.new_empty((*x.shape[:-1], m.shape[1]))
+    hidden = x.new_empty((*x.shape[:-1], weights.H) if need_hidden else (0,))
+    last = torch.empty_like(m)
+    offsets = _offsets(batch_sizes)
+    W = _Pointers(weights)
+    tensors = (x, m, W, memory, hidden if need_hidden else None, last)
+    _call("forward", _problem(x, m, clock, weights, offsets, reverse), _Forward, tensors, x.dtype)
+    return memory, hidden, last
+
+
+def backward(
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    weights: Weights,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+    memory: Tensor,
+    hidden: Tensor,
+    gmemory: Tensor | None,  # None: zero
+    ghidden: Tensor | None,
+    glast: Tensor | None,
+    need_x: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    x, m, clock, memory, hidden = (t.contiguous() for t in (x, m, clock, memory, hidden))
+    gmemory, ghidden, glast = (g if g is None else g.contiguous() for g in (gmemory, ghidden, glast))
+    gx = torch.empty_like(x) if need_x else x.new_empty(0)
+    gm = torch.empty_like(m)
+    W = _Pointers(weights)
+    gflat = x.new_zeros(W.size if need_weights else 0)
+    gW = W.into(gflat) if need_weights else None
+    offsets = _offsets(batch_sizes)
+    tensors = (x, m, memory, hidden, W, gmemory, ghidden, glast, gx if need_x else None, gm, gW)
+    _call("backward", _problem(x, m, clock, weights, offsets, reverse), _Backward, tensors, x.dtype)
+    return gx, gm, gflat
+
+
+class _Pointers:
+    """The addresses of the weights, in the order of cpu.cpp; null where there is none."""
+
+    def __init__(self, w: Weights) -> None:
+        none = [None] * w.g
+        tensors = [w.Wxh, w.b_h, *(w.Wmh or none), *w.Whm, *w.Wmm, *(w.b_m or none)]
+        self.tensors = [None if t is None else t.contiguous() for t in tensors]
+        self.array = (_Pointer * len(tensors))(*[None if t is None else t.data_ptr() for t in self.tensors])
+
+    @property
+    def size(self) -> int:
+        return sum(t.numel() for t in self.tensors if t is not None)
+
+    def into(self, flat: Tensor) -> "_Pointers":
+        """The same places in a flat tensor that holds one after the other, as `Weights.flat` lists them."""
+        other = _Pointers.__new__(_Pointers)
+        other.tensors = [flat]
+        other.array = (_Pointer * len(self.tensors))()
+        address, bytes_each = flat.data_ptr(), flat.element_size()
+        for i, t in enumerate(self.tensors):
+            if t is not None:
+                other.array[i] = address
+                address += t.numel() * bytes_each
+        return other
+
+    def data_ptr(self) -> int:
+        return ctypes.addressof(self.array)
+
+
+def _address(t: Tensor | _Pointers | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def _offsets(batch_sizes: Tensor | None) -> Tensor | None:  # (T,) -> (T + 1,)
+    return None if batch_sizes is None else torch.cat([batch_sizes.new_zeros(1), batch_sizes.cumsum(0)])
+
+
+def _problem(x: Tensor, m: Tensor, clock: Tensor, w: Weights, offsets: Tensor | None, reverse: bool) -> _Problem:
+    steps = x.shape[0] if offsets is None else len(offsets) - 1
+    sizes = (steps, m.shape[0], x.shape[-1], w.H, w.M, w.g)
+    return _Problem(*sizes, reverse, torch.get_num_threads(), _address(offsets), _address(clock))
+
+
+def _call(
+    name: str,
+    problem: _Problem,
+    arguments: type[ctypes.Structure],
+    tensors: Sequence[Tensor | _Pointers | None],
+    dtype: torch.dtype,
+) -> None:
+    if _functions[name, dtype](_isa, ctypes.byref(problem), ctypes.byref(arguments(*map(_address, tensors)))):
+        raise MemoryError(f"the {name} pass could not allocate its workspace; use smaller batches")

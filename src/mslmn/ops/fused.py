@@ -1,0 +1,232 @@
+"""The recurrence as operators that PyTorch knows: autograd, torch.compile, torch.export and opcheck see one node.
+
+``mslmn::run`` and ``mslmn::run_backward`` stand for every fused backend. In plain eager execution nobody looks, and at
+small sizes the dispatcher would cost several times what the kernels do: there `run` calls them directly.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from . import clocked, cpu
+from .backends import choose
+from .weights import Weights
+
+Results = tuple[Tensor, Tensor, Tensor]
+
+
+class Backend(Protocol):
+    """What a fused backend offers: its arguments are those of the operators below."""
+
+    def forward(
+        self,
+        x: Tensor,
+        m: Tensor,
+        clock: Tensor,
+        weights: Weights,
+        batch_sizes: Tensor | None,
+        reverse: bool,
+        need_hidden: bool,
+    ) -> Results: ...
+
+    def backward(
+        self,
+        x: Tensor,
+        m: Tensor,
+        clock: Tensor,
+        weights: Weights,
+        batch_sizes: Tensor | None,
+        reverse: bool,
+        memory: Tensor,
+        hidden: Tensor,
+        gmemory: Tensor | None,
+        ghidden: Tensor | None,
+        glast: Tensor | None,
+        need_x: bool,
+        need_weights: bool,
+    ) -> Results: ...
+
+
+BACKENDS: dict[str, Backend] = {"cpu": cpu, "torch": clocked}
+
+
+def run(
+    x: Tensor,  # (T, B, I), or packed (N, I)
+    m: Tensor,  # (B, G)
+    clock: Tensor,  # (B,) int64
+    weights: Weights,
+    batch_sizes: Tensor | None,  # (T,) int64, on the CPU
+    reverse: bool,
+    need_hidden: bool,
+) -> Results:
+    """Memories, hidden states (empty if not needed) and last memories."""
+    clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
+    need_hidden = (need_hidden or grad) and not clockwork
+    if not _eager(x):
+        flags = clockwork, bias, reverse, need_hidden
+        return run_op(x, m, clock, weights.flat(), batch_sizes, *flags)  # type: ignore[no-any-return]
+    if not grad:
+        backend = BACKENDS[choose(x.device)]
+        return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
+    return _Run.apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *weights.flat())  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _eager(x: Tensor) -> bool:
+    """Whether these are real tensors and nobody is tracing, transforming or counting operators."""
+    return (
+        type(x) is Tensor
+        and x.device.type != "meta"
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
+        clockwork, bias, reverse, *weights = args
+        ctx.backend = BACKENDS[choose(x.device)]
+        w = Weights.from_flat(weights, clockwork, bias)
+        memory, hidden, last = ctx.backend.forward(x, m, clock, w, batch_sizes, reverse, not clockwork)
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights)
+        ctx.flags = (clockwork, bias, reverse)
+        ctx.set_materialize_grads(False)
+        return memory, hidden, last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
+        need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
+        clockwork, bias, reverse = ctx.flags
+        if torch.is_grad_enabled():  # somebody may want a second derivative: let the operator tell them
+            results = run_backward_op(
+                *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
+            )
+        else:
+            w = Weights.from_flat(weights, clockwork, bias)
+            results = ctx.backend.backward(
+                *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
+            )
+        gx, gm, gweights = _unflatten(results, weights, need_x, need_weights)
+        return gx, gm, None, None, None, None, None, *gweights
+
+
+def _unflatten(
+    results: Results, weights: Sequence[Tensor], need_x: bool, need_weights: bool
+) -> tuple[Tensor | None, Tensor, list[Tensor | None]]:
+    gx, gm, gflat = results
+    gweights: list[Tensor | None] = [None] * len(weights)
+    if need_weights:
+        parts = gflat.split([w.numel() for w in weights])
+        gweights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
+    return gx if need_x else None, gm, gweights
+
+
+@torch.library.custom_op("mslmn::run", mutates_args=())
+def run_op(
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    weights: Sequence[Tensor],  # as Weights.flat gives them
+    batch_sizes: Tensor | None,
+    clockwork: bool,
+    bias: bool,
+    reverse: bool,
+    need_hidden: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    w = Weights.from_flat(weights, clockwork, bias)
+    return BACKENDS[choose(x.device)].forward(x, m, clock, w, batch_sizes, reverse, need_hidden)
+
+
+@run_op.register_fake
+def _(x, m, clock, weights, batch_sizes, clockwork, bias, reverse, need_hidden):  # type: ignore[no-untyped-def]
+    H = 0 if clockwork else weights[0].shape[0]
+    hidden = x.new_empty((*x.shape[:-1], H) if need_hidden else (0,))
+    return x.new_empty((*x.shape[:-1], m.shape[1])), hidden, m.new_empty(m.shape)
+
+
+@torch.library.custom_op("mslmn::run_backward", mutates_args=())
+def run_backward_op(
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    weights: Sequence[Tensor],
+    batch_sizes: Tensor | None,
+    clockwork: bool,
+    bias: bool,
+    reverse: bool,
+    memory: Tensor,
+    hidden: Tensor,
+    gmemory: Tensor | None,  # None: zero
+    ghidden: Tensor | None,
+    glast: Tensor | None,
+    need_x: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    w = Weights.from_flat(weights, clockwork, bias)
+    return BACKENDS[choose(x.device)].backward(
+        *(x, m, clock, w, batch_sizes, reverse, memory, hidden, gmemory, ghidden, glast, need_x, need_weights)
+    )
+
+
+@run_backward_op.register_fake
+def _(x, m, clock, weights, *args):  # type: ignore[no-untyped-def]
+    need_x, need_weights = args[-2:]
+    size = sum(w.numel() for w in weights) if need_weights else 0
+    return x.new_empty(x.shape if need_x else (0,)), m.new_empty(m.shape), x.new_empty(size)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    x, m, clock, weights, batch_sizes, clockwork, bias, reverse, need_hidden = inputs
+    if not need_hidden and not clockwork:
+        raise RuntimeError("the gradient of mslmn::run needs its hidden states; pass need_hidden=True")
+    memory, hidden, _ = output
+    ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights)
+    ctx.flags = (clockwork, bias, reverse)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
+    need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3])
+    results = run_backward_op(
+        *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
+    )
+    gx, gm, gweights = _unflatten(results, weights, need_x, need_weights)
+    return gx, gm, None, gweights, None, None, None, None, None
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+    raise RuntimeError(
+        "the fused recurrence has no second derivative; "
+        "compute under plain autograd to get one: with mslmn.set_backend('reference'): ..."
+    )
+
+
+run_op.register_autograd(_differentiate, setup_context=_save)
+run_backward_op.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+
+
+def _one_by_one(op: Callable[..., Results]) -> Callable[..., Any]:
+    """vmap, as a loop over what is mapped: every member of an ensemble runs at full speed."""
+
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        def pick(value: Any, dim: Any, i: int) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [pick(v, d, i) for v, d in zip(value, dim, strict=True)]
+            return value if dim is None else value.select(dim, i)
+
+        members = [
+            op(*(pick(value, dim, i) for value, dim in zip(args, in_dims, strict=True))) for i in range(info.batch_size)
+        ]
+        return tuple(torch.stack(parts) for parts in zip(*members, strict=True)), (0, 0, 0)
+
+    return rule
+
+
+run_op.register_vmap(_one_by_one(run_op))
+run_backward_op.register_vmap(_one_by_one(run_backward_op))

@@ -1,0 +1,54 @@
+"""The weights of one recurrence, under the same names for both networks, and as the flat list an operator takes.
+
+The Clockwork RNN is the MS-LMN without h: its modules read x where the others read h, its ``Wxh[k]``, ``b_h[k]``
+and ``Whh[k]`` stand in the places of ``Whm[k]``, ``b_m[k]`` and ``Wmm[k]``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Weights(NamedTuple):
+    Wxh: Tensor | None  # (H, I); Clockwork: None
+    b_h: Tensor | None  # (H,)
+    Wmh: Sequence[Tensor]  # g of (H, M); Clockwork: empty
+    Whm: Sequence[Tensor]  # g of (M, H); Clockwork: (M, I)
+    Wmm: Sequence[Tensor]  # module j of g: (jM, M), what it sends to modules 1..j
+    b_m: Sequence[Tensor]  # g of (M,), or empty
+
+    @property
+    def g(self) -> int:
+        return len(self.Wmm)
+
+    @property
+    def M(self) -> int:
+        return self.Wmm[0].shape[1]
+
+    @property
+    def H(self) -> int:
+        return 0 if self.Wxh is None else self.Wxh.shape[0]
+
+    @property
+    def has_bias(self) -> bool:
+        return len(self.b_m) > 0
+
+    def flat(self) -> list[Tensor]:
+        first = [w for w in (self.Wxh, self.b_h) if w is not None]
+        return [*first, *self.Wmh, *self.Whm, *self.Wmm, *self.b_m]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
+        return self.from_flat([change(w) for w in self.flat()], self.Wxh is None, self.has_bias)
+
+    @classmethod
+    def from_flat(cls, weights: Sequence[Tensor], clockwork: bool, bias: bool) -> "Weights":
+        """The inverse of `flat`."""
+        first = 0 if clockwork else 1 + bias
+        lists = (2 if clockwork else 3) + bias
+        g = (len(weights) - first) // lists
+        parts = [weights[first + i * g : first + (i + 1) * g] for i in range(lists)]
+        Wxh = None if clockwork else weights[0]
+        b_h = weights[1] if bias and not clockwork else None
+        b_m = parts.pop() if bias else []
+        return cls(Wxh, b_h, [] if clockwork else parts[0], parts[-2], parts[-1], b_m)

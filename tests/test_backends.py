@@ -1,0 +1,361 @@
+"""Every backend against the reference: outputs, final state and all gradients, and what may not change them."""
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mslmn
+from helpers import LAYERS, make
+from mslmn import LMN, MSLMN, ClockworkRNN, State
+from mslmn.ops import backends, cpu
+
+F64 = torch.float64
+NAMES = ["torch", *(f"cpu, {isa}" for isa in cpu.INSTRUCTION_SETS)]
+
+
+@pytest.fixture(params=NAMES)
+def backend(request, monkeypatch):
+    """Force a backend, and one instruction set of the kernels."""
+    name, _, isa = request.param.partition(", ")
+    if name == "cpu":
+        if reason := cpu.why_not():
+            pytest.skip(f"no CPU kernels: {reason}")
+        wanted, best = (cpu.INSTRUCTION_SETS.index(i) for i in (isa, cpu.instruction_set()))
+        if wanted > best:
+            pytest.skip(f"this processor has no {isa}")
+        monkeypatch.setattr(cpu, "_isa", wanted)
+    with mslmn.set_backend(name):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """Whatever a backend does not fill is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def results(layer, x, state=None, need_x=True):
+    """Output, final memory, and the gradients of everything that has one, of a loss that weighs all parts."""
+    data = x.data if isinstance(x, PackedSequence) else x
+    inputs = [data.requires_grad_()] if need_x else []
+    if state is not None:
+        inputs.append(state.memory.requires_grad_())
+    inputs += [p for p in layer.parameters() if p.requires_grad]
+    output, end = layer(x, state)
+    output = output.data if isinstance(output, PackedSequence) else output
+    generator = torch.Generator().manual_seed(1)
+    weigh = [torch.randn(t.shape, dtype=F64, generator=generator).to(t) for t in (output, end.memory)]
+    loss = (output * weigh[0]).sum() + (end.memory * weigh[1]).sum()
+    return [output, end.memory, *torch.autograd.grad(loss, inputs, allow_unused=True)]
+
+
+def assert_agrees(layer, x, state=None, **options):
+    ours = results(layer, x, state, **options)
+    with mslmn.set_backend("reference"):
+        expected = results(layer, x, state, **options)
+    for a, b in zip(ours, expected, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            scale = b.abs().max().item() if b.numel() else 1.0
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11 * max(scale, 1e-3))
+
+
+def test_this_machine_has_the_kernels():
+    """The suite must not pass by skipping: where there is a compiler, the kernels are there."""
+    import shutil
+
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler, no kernels")
+    assert cpu.why_not() is None
+
+
+@pytest.mark.parametrize("M", [1, 3, 16])
+@pytest.mark.parametrize("B", [1, 15, 17, 33])
+def test_agrees_on_odd_batches_and_modules(backend, B, M):
+    g, T = 5, 21  # the slowest period is 16
+    for layer in (
+        MSLMN(3, 7, M, g, dtype=F64),
+        ClockworkRNN(3, M, g, dtype=F64),
+        LMN(2, 5, M, bidirectional=True, dtype=F64),
+    ):
+        random_weights(layer)
+        assert_agrees(layer, torch.randn(T, B, layer.input_size, dtype=F64))
+
+
+@pytest.mark.parametrize("g", range(1, 13))
+def test_agrees_for_any_number_of_modules_even_if_slow_ones_never_fire(backend, g):
+    for layer in (MSLMN(2, 4, 3, g, dtype=F64), ClockworkRNN(2, 3, g, dtype=F64)):
+        random_weights(layer)
+        assert_agrees(layer, torch.randn(70, 3, 2, dtype=F64))
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize("bias", [True, False])
+def test_agrees_from_any_clocks_together_in_one_batch(backend, kind, bias):
+    layer = make(kind, bias=bias, num_layers=2)
+    B, G = 19, layer.output_size
+    clocks = torch.tensor([0, 1, 2, 3, 4, 7, 8, 8, 8, 8, 8, 15, 16, 31, 1023, 2**40, 2**62 - 1, 5, 5])
+    memory = torch.randn(2, B, G, dtype=F64)
+    assert_agrees(layer, torch.randn(13, B, 2, dtype=F64), State(memory, clocks))
+    assert_agrees(layer, torch.randn(13, B, 2, dtype=F64), State(memory, torch.full((B,), 6)))
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_agrees_on_packed_batches_in_both_directions(backend, kind):
+    layer = make(kind, bidirectional=True, num_layers=2, learn_initial_state=True)
+    lengths = [5, 17, 1, 9, 9, 9, 30, 2, 9, 9, 9, 9]
+    x = pack_sequence([torch.randn(n, 2, dtype=F64) for n in lengths], enforce_sorted=False)
+    assert_agrees(layer, x)
+    memory = torch.randn(4, len(lengths), layer.output_size // 2, dtype=F64)
+    x = pack_sequence([torch.randn(n, 2, dtype=F64) for n in lengths], enforce_sorted=False)
+    assert_agrees(layer, x, State(memory, torch.arange(len(lengths))))
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize("I", [0, 1, 19])
+def test_agrees_for_any_input_size(backend, kind, I):
+    assert_agrees(make(kind, I=I), torch.randn(9, 10, I, dtype=F64))
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_agrees_where_some_gradients_are_not_wanted(backend, kind):
+    layer = make(kind)
+    x = torch.randn(9, 3, 2, dtype=F64)
+    assert_agrees(layer, x.clone(), need_x=False)
+    parameters = list(layer.parameters())
+    for p in parameters[1::2]:
+        p.requires_grad_(False)
+    assert_agrees(layer, x.clone())
+    for p in parameters:
+        p.requires_grad_(False)
+    assert_agrees(layer, x.clone())
+
+
+def test_gradients_of_hidden_states(backend):
+    """Growth and regularisers look at h: it is differentiable too."""
+    cell = make("MSLMN").cells[0]
+    x, m = torch.randn(9, 3, 2, dtype=F64, requires_grad=True), torch.randn(3, 12, dtype=F64)
+    clock, w = torch.tensor([0, 1, 2]), torch.randn(9, 3, 4, dtype=F64)
+
+    def gradients():
+        run = cell(x, m, clock)
+        return [run.hidden, *torch.autograd.grad((run.hidden * w).sum(), [x, *cell.parameters()])]
+
+    ours = gradients()
+    with mslmn.set_backend("reference"):
+        for a, b in zip(ours, gradients(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_non_contiguous_input_state_weights_and_gradients(backend):
+    layer = make("MSLMN")
+    with torch.no_grad():
+        for p in layer.parameters():
+            if p.dim() == 2:
+                p.data = p.data.T.contiguous().T  # same values, columns first
+    x = torch.randn(2, 3, 9, dtype=F64).permute(2, 1, 0)
+    memory = torch.randn(1, 12, 3, dtype=F64).transpose(1, 2)
+    assert not x.is_contiguous() and not layer.cells[0].Wmm[3].is_contiguous()
+    assert_agrees(layer, x, State(memory, torch.arange(6)[::2]))
+    layer(x)[0].sum().backward()  # the gradient of a sum is one value expanded
+
+
+def test_empty_batches(backend):
+    for kind in LAYERS:
+        layer = make(kind, bidirectional=True)
+        output, end = layer(torch.randn(5, 0, 2, dtype=F64, requires_grad=True))
+        assert output.shape == (5, 0, layer.output_size) and end.clock.shape == (0,)
+        output.sum().backward()
+        assert all(p.grad.abs().sum() == 0 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_float32_is_as_near_to_float64_as_the_reference_is(backend, kind):
+    exact = LAYERS[kind](5, dtype=F64)
+    random_weights(exact)
+    layer = LAYERS[kind](5)
+    layer.load_state_dict(exact.state_dict())
+    x = torch.randn(60, 21, 5, dtype=F64)
+    with mslmn.set_backend("reference"):
+        truth, plain = results(exact, x.clone()), results(layer, x.float())
+    for ours, reference, true in zip(results(layer, x.float()), plain, truth, strict=True):
+        scale = true.abs().max()
+        error, allowed = ((t.double() - true).abs().max() / scale for t in (ours, reference))
+        assert error < 4 * allowed + 1e-6
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_no_result_depends_on_the_number_of_threads(kind):
+    layer, x = make(kind, I=3, dtype=torch.float32), torch.randn(200, 150, 3)
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        found.append(results(layer, x))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_tanh_is_right_everywhere(backend, dtype):
+    """h of a layer whose pre-activation is its input, against torch, in units in the last place."""
+    cell = LMN(1, 1, 1, bias=False, dtype=dtype).cells[0]
+    with torch.no_grad():
+        cell.Wxh.fill_(1)
+        for W in (cell.Wmh[0], cell.Whm[0], cell.Wmm[0]):
+            W.zero_()
+    tiny = torch.logspace(-30, 0, 500, dtype=dtype)
+    x = torch.cat([torch.linspace(-25, 25, 5001, dtype=dtype), tiny, -tiny, torch.tensor([0.0, 1e30, -1e30])])
+    x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan])]).to(dtype)
+    with torch.no_grad():
+        h = cell(x[None, :, None], torch.zeros(len(x), 1, dtype=dtype), torch.zeros(len(x)).long()).hidden
+    expected = torch.tanh(x)
+    error = (h.flatten() - expected).abs() / expected.abs().clamp(min=1e-38)
+    assert error[:-4].nan_to_num(0).max() < 4 * torch.finfo(dtype).eps
+    assert h.flatten()[-3:-1].tolist() == [1.0, -1.0] and h.flatten()[-1].isnan()
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_low_precision_layers_compute_in_float32_and_round_at_the_end(backend, kind, low):
+    layer = LAYERS[kind](4, dtype=low)
+    wide = LAYERS[kind](4)
+    wide.load_state_dict(layer.state_dict())
+    x = torch.randn(50, 3, 4).to(low)
+    output, end = layer(x)
+    expected, expected_end = wide(x.float())
+    assert torch.equal(output, expected.to(low)) and torch.equal(end.memory, expected_end.memory.to(low))
+    output.sum().backward()
+    assert all(p.grad.dtype == low for p in layer.parameters())
+
+
+# Operators
+
+
+def operator_arguments(kind, packed):
+    layer = make(kind, I=3, dtype=torch.float32)
+    cell = layer.cells[0]
+    clockwork = kind == "ClockworkRNN"
+    if clockwork:
+        weights = [*cell.Wxh, *cell.Whh, *cell.b_h]
+    else:
+        weights = [cell.Wxh, cell.b_h, *cell.Wmh, *cell.Whm, *cell.Wmm, *cell.b_m]
+    weights = [w.detach().clone().requires_grad_() for w in weights]
+    sizes = torch.tensor([3, 3, 2, 1]) if packed else None
+    x = torch.randn(9, 3, requires_grad=True) if packed else torch.randn(4, 3, 3, requires_grad=True)
+    m = torch.randn(3, layer.output_size, requires_grad=True)
+    return x, m, torch.tensor([0, 1, 5]), weights, sizes, clockwork, True, packed, not clockwork
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize("packed", [False, True])
+def test_opcheck(kind, packed):
+    arguments = operator_arguments(kind, packed)
+    torch.library.opcheck(torch.ops.mslmn.run.default, arguments)
+    x, m, clock, weights, sizes, clockwork, bias, reverse, _ = arguments
+    with torch.no_grad():
+        memory, hidden, last = torch.ops.mslmn.run(*arguments)
+    grads = torch.randn_like(memory), None, torch.randn_like(last)
+    torch.library.opcheck(
+        torch.ops.mslmn.run_backward.default,
+        (x, m, clock, weights, sizes, clockwork, bias, reverse, memory, hidden, *grads, True, True),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_the_operator_and_the_direct_call_agree_to_the_bit(kind):
+    layer, x = make(kind, bidirectional=True), torch.randn(9, 3, 2, dtype=F64)
+    direct = results(layer, x)
+
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.add(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        through_operator = results(layer, x)
+    assert {"mslmn.run.default", "mslmn.run_backward.default"} <= seen
+    assert all(torch.equal(a, b) for a, b in zip(direct, through_operator, strict=True))
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_a_second_derivative_is_refused_clearly_and_the_reference_has_it(kind):
+    layer, x = make(kind), torch.randn(4, 2, 2, dtype=F64, requires_grad=True)
+    weight = layer.cells[0].weight
+
+    def second(loss):
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)
+
+    with pytest.raises(RuntimeError, match=r"no second derivative.*set_backend\('reference'\)"):
+        second(layer(x)[0].square().sum())
+    with mslmn.set_backend("reference"):
+        assert second(layer(x)[0].square().sum())[0].abs().sum() > 0
+
+
+# The choice
+
+
+def test_auto_takes_the_kernels_on_the_cpu_and_torch_elsewhere():
+    expected = "torch" if cpu.why_not() else "cpu"
+    assert backends.choose(torch.device("cpu")) == expected
+    assert backends.choose(torch.device("cuda")) == "torch"
+
+
+def test_without_kernels_auto_takes_torch_and_a_wish_for_them_is_an_error(monkeypatch):
+    monkeypatch.setattr(cpu, "_why_not", "they were not built")
+    assert backends.choose(torch.device("cpu")) == "torch"
+    assert backends.explain("cpu") == "no fused kernels: they were not built"
+    with pytest.raises(RuntimeError, match="backend 'cpu' cannot be had: they were not built, or take 'auto'"):
+        mslmn.set_backend("cpu")
+    assert backends.wish() == "auto"
+    layer = make("MSLMN")
+    assert_agrees(layer, torch.randn(5, 2, 2, dtype=F64))
+
+
+def test_an_impossible_wish_is_an_error_not_another_backend():
+    with (
+        mslmn.set_backend("cpu"),
+        pytest.raises(RuntimeError, match="computes CPU tensors, these are on cuda:0"),
+    ):
+        backends.choose(torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="must be one of 'auto', 'reference', 'cpu', 'torch', got 'gpu'"):
+        mslmn.set_backend("gpu")
+
+
+def test_a_backend_is_set_for_good_or_for_a_block():
+    mslmn.set_backend("torch")
+    assert backends.wish() == "torch"
+    with mslmn.set_backend("reference"):
+        assert backends.wish() == "reference"
+    assert backends.wish() == "torch"
+    mslmn.set_backend("auto")
+
+
+def test_the_environment_chooses_too(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    def run(name):
+        code = "import mslmn.ops.backends as b; print(b.wish())"
+        environment = {**os.environ, "MSLMN_BACKEND": name}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+    assert run("torch").stdout == "torch\n"
+    assert "got 'abacus'" in run("abacus").stderr
+
+
+def random_weights(layer, scale=0.7):
+    """Away from zero everywhere, and away from saturation, where gradients are rounding errors."""
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(scale * torch.randn_like(p) / p.shape[-1] ** 0.5 / layer.num_modules**0.5)
