@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mslmn
 from mslmn import clock
+
+hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
+given, st = hypothesis.given, hypothesis.strategies
 
 
 @given(t=st.integers(0, 2**62), g=st.integers(1, clock.MAX_MODULES))

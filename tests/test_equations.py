@@ -1,11 +1,13 @@
 """MS-LMN and Clockwork RNN against the equations of the paper, written out in NumPy, one unit at a time."""
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mslmn import MSLMN, ClockworkRNN, State
+
+hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
+given, st = hypothesis.given, hypothesis.strategies
 
 
 def blocks(W_of_sender, M):

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.utils.rnn import (
     PackedSequence,
     pack_padded_sequence,
@@ -16,6 +14,9 @@ from torch.nn.utils.rnn import (
 
 from helpers import LAYERS, gradients, make
 from mslmn import MSLMN, State
+
+hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
+given, st = hypothesis.given, hypothesis.strategies
 
 F64 = torch.float64
 kinds = pytest.mark.parametrize("kind", list(LAYERS))

@@ -8,11 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers import LAYERS, make
 from mslmn import LMN, MSLMN, ClockworkRNN
+
+hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
+given, st = hypothesis.given, hypothesis.strategies
 
 kinds = pytest.mark.parametrize("kind", list(LAYERS))
 

@@ -121,7 +121,7 @@ def _unflatten(
     gweights: list[Tensor | None] = [None] * len(weights)
     if need_weights:
         parts = gflat.split([w.numel() for w in weights])
-        gweights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
+        gweights = [part if w.dim() == 1 else part.view_as(w) for part, w in zip(parts, weights, strict=True)]
     return gx if need_x else None, gm, gweights
 
 
