@@ -100,7 +100,11 @@ template <class T> struct Backward {
 // The workspace of a call. It is kept for the thread's next call, so that a step of training does not fetch and return
 // the same pages each time; what is larger than KEEP is returned.
 class Arena {
+#ifdef MSLMN_POISON
+    static constexpr std::size_t KEEP = 0;  // tests: every buffer by itself, so that a sanitizer sees its bounds
+#else
     static constexpr std::size_t KEEP = 32 << 20;
+#endif
     char* kept = nullptr;
     std::size_t capacity = 0, used = 0;
     std::vector<void*> extra;
