@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -DMSLMN_POISON -g
 
 .PHONY: help install test lint types unit sanitize format clean
 help:    ## this list
@@ -29,8 +30,8 @@ unit: install  ## pytest, on every core
 
 sanitize: install  ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)
 	rm -rf build
-	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -DMSLMN_POISON -g -O1" \
-	  $(BIN)/python -m pip install --quiet --no-deps --target build/sanitized .
+	CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" $(BIN)/python -m pip install --quiet --no-deps --target build/sanitized .
+	nm -D build/sanitized/mslmn/ops/_cpu*.so | grep -q __asan_  # or nothing was sanitized
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/python -m pytest -q -p no:cacheprovider \
 	  -W "ignore::DeprecationWarning" tests/test_backends.py -k "not opcheck and not environment"
