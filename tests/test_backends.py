@@ -321,6 +321,7 @@ def test_without_kernels_auto_takes_torch_and_a_wish_for_them_is_an_error(monkey
     assert_agrees(layer, torch.randn(5, 2, 2, dtype=F64))
 
 
+@pytest.mark.skipif(cpu.why_not() is not None, reason="no CPU kernels to wish for")
 def test_an_impossible_wish_is_an_error_not_another_backend():
     with (
         mslmn.set_backend("cpu"),
