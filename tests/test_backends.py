@@ -360,3 +360,113 @@ def random_weights(layer, scale=0.7):
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(scale * torch.randn_like(p) / p.shape[-1] ** 0.5 / layer.num_modules**0.5)
+
+
+# What other parts of torch may do to a layer
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_torch_func_and_forward_mode_get_the_right_derivatives(kind):
+    layer, x = make(kind), torch.randn(4, 2, 2, dtype=F64)
+    v = torch.randn_like(x)
+
+    def loss(x):
+        return layer(x)[0].square().sum()
+
+    with mslmn.set_backend("reference"):
+        y = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(y), y)
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+    torch.testing.assert_close(torch.func.jvp(loss, (x,), (v,))[1], (expected * v).sum())
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(x[None])[0], expected)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, v)
+        tangent = torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent
+    torch.testing.assert_close(tangent, (expected * v).sum())
+    with mslmn.set_backend("torch"), pytest.raises(RuntimeError, match="reverse-mode gradients only"):
+        torch.func.grad(loss)(x)
+
+
+def test_many_gradients_at_once():
+    """torch.func's way works; the older one, which hides its batch from operators, is refused clearly."""
+    layer, x = make("MSLMN"), torch.randn(3, 2, 2, dtype=F64, requires_grad=True)
+
+    def f(x):
+        return layer(x)[0].sum((0, 1))
+
+    one_by_one = torch.autograd.functional.jacobian(f, x)
+    torch.testing.assert_close(torch.func.jacrev(f)(x), one_by_one)
+    output = f(x)
+    torch.testing.assert_close(
+        torch.vmap(lambda v: torch.autograd.grad(output, x, v, retain_graph=True)[0])(torch.eye(12, dtype=F64)),
+        one_by_one,
+    )
+    with pytest.raises(RuntimeError, match=r"batched gradients.*set_backend\('reference'\)"):
+        torch.autograd.functional.jacobian(f, x, vectorize=True)
+    with mslmn.set_backend("reference"):
+        torch.testing.assert_close(torch.autograd.functional.jacobian(f, x, vectorize=True), one_by_one)
+
+
+def test_lazily_negated_tensors_are_read_as_they_mean(backend):
+    layer, x = make("MSLMN"), torch.randn(3, 2, 2, dtype=F64)
+    assert torch.equal(layer(torch._neg_view(x))[0], layer(-x)[0])
+    x.requires_grad_()
+    output, _ = layer(x)
+    v = torch.randn_like(output)
+    (negated,) = torch.autograd.grad(output, x, torch._neg_view(v), retain_graph=True)
+    assert torch.equal(negated, torch.autograd.grad(output, x, -v)[0])
+
+
+def test_weights_of_another_class_go_through_the_operator():
+    """A subclass may have no memory of its own: the kernels never see it."""
+
+    class Wrapped(torch.Tensor):
+        pass
+
+    layer, x = make("MSLMN"), torch.randn(3, 2, 2, dtype=F64)
+    expected, _ = layer(x)
+    weights = {name: p.detach().as_subclass(Wrapped) for name, p in layer.named_parameters()}
+    output, _ = torch.func.functional_call(layer, weights, (x,))
+    assert torch.equal(output.as_subclass(torch.Tensor), expected)
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason="no CPU kernels")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda cell: setattr(cell.b_h, "data", cell.b_h.data[:1].clone()),
+            r"weight 1 of 18 must be \(4,\) .* got \(1,\)",
+        ),
+        (
+            lambda cell: setattr(cell.b_h, "data", cell.b_h.data.float()),
+            r"weight 1 of 18 .* torch.float64 .* got .* torch.float32",
+        ),
+    ],
+)
+def test_the_kernels_refuse_weights_that_do_not_fit(spoil, message):
+    layer = make("MSLMN")
+    spoil(layer.cells[0])
+    with pytest.raises((ValueError, IndexError), match=message), mslmn.set_backend("cpu"):
+        layer(torch.randn(3, 2, 2, dtype=F64))
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason="no CPU kernels")
+def test_the_operator_refuses_tensors_that_do_not_fit():
+    x, m, clock, weights, sizes, *flags = operator_arguments("MSLMN", packed=True)
+    run = torch.ops.mslmn.run
+    with pytest.raises(ValueError, match=r"m must be \(3, 12\) torch.float32 on the cpu, got \(3, 6\)"):
+        run(x, m[:, :6], clock, weights, sizes, *flags)
+    with pytest.raises(ValueError, match=r"clock must be \(3,\) torch.int64 on the cpu, got \(3,\) torch.int32"):
+        run(x, m, clock.int(), weights, sizes, *flags)
+    for wrong in ([3, 3, 2], [1, 2, 3, 3], [3, 3, 3, 0], [4, 3, 2]):
+        with pytest.raises(ValueError, match="batch_sizes must be positive, never grow, begin with the 3 rows of m"):
+            run(x, m, clock, weights, torch.tensor(wrong), *flags)
+
+
+def test_a_backend_object_can_be_entered_again():
+    choice = mslmn.set_backend("torch")
+    mslmn.set_backend("auto")
+    with choice:
+        assert backends.wish() == "torch"
+    assert backends.wish() == "auto"

@@ -53,7 +53,9 @@ def doctor() -> None:
 
 @app.command()
 def bench(
-    threads: Annotated[list[int], typer.Option(help="Numbers of threads to measure with; repeat the option.")] = [1, 2],  # noqa: B006
+    threads: Annotated[
+        list[int], typer.Option(min=1, help="Numbers of threads to measure with; repeat the option.")
+    ] = [1, 2],  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in which the candidates take turns.")] = 21,
     sweep: Annotated[bool, typer.Option(help="Also sweep T, B, M and g.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and scaling.png.")] = Path("bench"),

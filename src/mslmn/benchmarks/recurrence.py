@@ -55,15 +55,15 @@ SWEEPS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate at one size: seconds, or None where it was not timed."""
+    """One candidate at one size: seconds."""
 
     size: str
     dimensions: dict[str, int]
     threads: int
     candidate: str
     parameters: int
-    forward: float | None
-    training: float | None
+    forward: float
+    training: float
 
 
 def run(threads: tuple[int, ...], repeats: int, sweep: bool, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -193,6 +193,7 @@ def stream(size: Size, repeats: int, progress: Callable[[str], None]) -> dict[st
     """Seconds per step of one sequence that comes in step by step; one thread."""
     progress(f"streaming, {size.name}")
     layer = size.layer()
+    check_agreement(layer, torch.randn(1, 1, size.I))
     name, lstm = next(iter(peers(size, layer)))
 
     def stepper(module: nn.Module, x: Tensor) -> Callable[[], None]:
@@ -212,12 +213,13 @@ def stream(size: Size, repeats: int, progress: Callable[[str], None]) -> dict[st
 
 
 def machine() -> dict[str, str]:
+    backend = backends.chosen(torch.device("cpu"))
     return {
         "processor": _processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "mslmn": mslmn.__version__,
-        "backend": f"{backends.choose(torch.device('cpu'))} ({cpu.instruction_set()})",
+        "backend": f"{backend} ({cpu.instruction_set()})" if backend == "cpu" else backend,
     }
 
 

@@ -51,7 +51,7 @@ def _run(
     reverse: bool,
     need_hidden: bool,
 ) -> Run:
-    if backends.wish() == "reference":
+    if backends.needs_reference():
         sizes = None if batch_sizes is None else batch_sizes.tolist()
         return Run(*reference.run(x, m, clock, weights, sizes, reverse))
     dtype = x.dtype

@@ -4,14 +4,16 @@
     cpu         fused C++ kernels (cpu.cpp); float32 and float64 on the CPU
     torch       the same algorithm in torch operations (clocked.py); any device, no compiler
 
-``auto`` takes ``cpu`` for CPU tensors where the kernels were built, and ``torch`` otherwise. A wish that cannot be
-granted is an error, never another backend.
+``auto`` takes ``cpu`` for CPU tensors where the kernels were built, and ``torch`` otherwise; for derivatives that only
+the reference has (forward mode, and the transforms of torch.func but for vmap) it takes the reference. A wish that
+cannot be granted is an error, never another backend.
 """
 
 import os
 from types import TracebackType
 
 import torch
+from torch.autograd import forward_ad
 
 from . import cpu
 
@@ -31,11 +33,12 @@ class set_backend:
 
     def __init__(self, name: str) -> None:
         global _wish
-        self.previous = _wish
-        _wish = _checked(name)
+        self.name, self.previous = _checked(name), _wish
+        _wish = self.name
 
     def __enter__(self) -> None:
-        pass
+        global _wish
+        _wish = self.name
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,6 +50,24 @@ class set_backend:
 def wish() -> str:
     """What the user wants: ``"auto"``, or the name of a backend."""
     return _wish
+
+
+def needs_reference() -> bool:
+    """Whether the reference computes: the user wants it, or what autograd is asked for needs it."""
+    if _wish == "reference":
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    transform = torch._C._functorch.peek_interpreter_stack()
+    special = transform is not None and transform.key() != torch._C._functorch.TransformType.Vmap
+    if not special and forward_ad._current_level < 0:
+        return False
+    if _wish != "auto":
+        raise RuntimeError(
+            f"backend {_wish!r} has reverse-mode gradients only, not those of torch.func or of forward mode; "
+            "use mslmn.set_backend('auto') or 'reference'"
+        )
+    return True
 
 
 def choose(device: torch.device) -> str:

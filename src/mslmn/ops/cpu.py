@@ -3,6 +3,7 @@
 import ctypes
 import importlib.machinery
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -80,11 +81,12 @@ def forward(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Memories, hidden states (empty if not needed) and last memories."""
-    x, m, clock = x.contiguous(), m.contiguous(), clock.contiguous()
+    x, m, clock = _plain(x), _plain(m), clock.contiguous()
+    offsets = _offsets(batch_sizes, x, m)
+    _check(x, m, clock, weights)
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], weights.H) if need_hidden else (0,))
     last = torch.empty_like(m)
-    offsets = _offsets(batch_sizes)
     W = _Pointers(weights)
     tensors = (x, m, W, memory, hidden if need_hidden else None, last)
     _call("forward", _problem(x, m, clock, weights, offsets, reverse), _Forward, tensors, x.dtype)
@@ -107,15 +109,26 @@ def backward(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
-    x, m, clock, memory, hidden = (t.contiguous() for t in (x, m, clock, memory, hidden))
-    gmemory, ghidden, glast = (g if g is None else g.contiguous() for g in (gmemory, ghidden, glast))
+    x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
+    gmemory, ghidden, glast = (g if g is None else _plain(g) for g in (gmemory, ghidden, glast))
+    offsets = _offsets(batch_sizes, x, m)
+    _check(x, m, clock, weights)
+    steps = x.shape[:-1]
+    for name, t, shape in (
+        ("memory", memory, (*steps, m.shape[1])),
+        ("hidden", hidden, (*steps, weights.H) if weights.H else hidden.shape),
+        ("the gradient of memory", gmemory, (*steps, m.shape[1])),
+        ("the gradient of hidden", ghidden if weights.H else None, (*steps, weights.H)),
+        ("the gradient of last", glast, m.shape),
+    ):
+        if t is not None:
+            _expect(name, t, shape, x.dtype)
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     W = _Pointers(weights)
     gflat = x.new_zeros(W.size if need_weights else 0)
     gW = W.into(gflat) if need_weights else None
-    offsets = _offsets(batch_sizes)
-    tensors = (x, m, memory, hidden, W, gmemory, ghidden, glast, gx if need_x else None, gm, gW)
+    tensors = (x, m, memory, hidden, W, gmemory, ghidden if weights.H else None, glast, gx if need_x else None, gm, gW)
     _call("backward", _problem(x, m, clock, weights, offsets, reverse), _Backward, tensors, x.dtype)
     return gx, gm, gflat
 
@@ -153,8 +166,59 @@ def _address(t: Tensor | _Pointers | None) -> int | None:
     return None if t is None else t.data_ptr()
 
 
-def _offsets(batch_sizes: Tensor | None) -> Tensor | None:  # (T,) -> (T + 1,)
-    return None if batch_sizes is None else torch.cat([batch_sizes.new_zeros(1), batch_sizes.cumsum(0)])
+def _plain(t: Tensor) -> Tensor:
+    """The values as they lie in memory."""
+    return t.resolve_neg().contiguous()
+
+
+def _offsets(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> Tensor | None:  # (T,) -> (T + 1,)
+    if batch_sizes is None:
+        if x.dim() != 3 or x.shape[1] != m.shape[0]:
+            raise ValueError(f"x must be (T, {m.shape[0]}, I), got {tuple(x.shape)}; or give batch_sizes")
+        return None
+    sizes = batch_sizes.to("cpu", torch.int64)
+    grows = bool((sizes[1:] > sizes[:-1]).any())
+    if (
+        x.dim() != 2
+        or len(sizes) == 0
+        or grows
+        or int(sizes[0]) != len(m)
+        or int(sizes[-1]) < 1
+        or int(sizes.sum()) != len(x)
+    ):
+        raise ValueError(
+            f"batch_sizes must be positive, never grow, begin with the {len(m)} rows of m and add up to those of x, "
+            f"{tuple(x.shape)}, got {sizes.tolist()[:8]}; take those of a PackedSequence"
+        )
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _check(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> None:
+    """What the kernels read must be there: they believe the sizes they are told."""
+    expected = _shapes(x.shape[-1], w.H, w.M, w.g, w.has_bias)
+    flat = w.flat()
+    if [t.shape for t in flat] != expected or any(t.dtype is not x.dtype for t in flat):
+        for i, (t, shape) in enumerate(zip(flat, expected, strict=False)):
+            _expect(f"weight {i} of {len(expected)}", t, shape, x.dtype)
+        raise ValueError(f"expected {len(expected)} weights, got {len(flat)}; build the layer anew")
+    _expect("m", m, (len(m), w.g * w.M), x.dtype)
+    _expect("clock", clock, (len(m),), torch.int64)
+
+
+@lru_cache
+def _shapes(I: int, H: int, M: int, g: int, bias: bool) -> list[tuple[int, ...]]:
+    """The shapes of the weights, as `Weights.flat` lists them."""
+    first: list[tuple[int, ...]] = [(H, I), *[(H,)] * bias] if H else []
+    lists: list[tuple[int, ...]] = [*[(H, M)] * (g if H else 0), *[(M, H or I)] * g]
+    return [*first, *lists, *[(j * M, M) for j in range(1, g + 1)], *[(M,)] * (g * bias)]
+
+
+def _expect(name: str, t: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    if tuple(t.shape) != tuple(shape) or t.dtype != dtype or t.device.type != "cpu":
+        raise ValueError(
+            f"{name} must be {tuple(shape)} {dtype} on the cpu, got {tuple(t.shape)} {t.dtype} on {t.device}; "
+            "the tensors of one layer share dtype, device and sizes"
+        )
 
 
 def _problem(x: Tensor, m: Tensor, clock: Tensor, w: Weights, offsets: Tensor | None, reverse: bool) -> _Problem:

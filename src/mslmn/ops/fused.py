@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import clocked, cpu
 from .backends import choose
@@ -64,24 +64,28 @@ def run(
     """Memories, hidden states (empty if not needed) and last memories."""
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
-    if not _eager(x):
+    flat = weights.flat()
+    if not _eager(x, m, clock, *flat):
         flags = clockwork, bias, reverse, need_hidden
-        return run_op(x, m, clock, weights.flat(), batch_sizes, *flags)  # type: ignore[no-any-return]
+        return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
         backend = BACKENDS[choose(x.device)]
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _Run.apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *weights.flat())  # type: ignore[no-any-return,no-untyped-call]
+    return _Run.apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _eager(x: Tensor) -> bool:
-    """Whether these are real tensors and nobody is tracing, transforming or counting operators."""
+def _eager(*tensors: Tensor | None) -> bool:
+    """Whether these are plain tensors with memory, and nobody is tracing, transforming or watching operators."""
     return (
-        type(x) is Tensor
-        and x.device.type != "meta"
+        all(type(t) in _PLAIN for t in tensors)
+        and tensors[0].device.type != "meta"  # type: ignore[union-attr]
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
     )
+
+
+_PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
 class _Run(torch.autograd.Function):
@@ -101,7 +105,14 @@ class _Run(torch.autograd.Function):
         x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
         need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
         clockwork, bias, reverse = ctx.flags
-        if torch.is_grad_enabled():  # somebody may want a second derivative: let the operator tell them
+        # The operator tells those who want a second derivative, and knows how to take many gradients at once.
+        eager = _eager(x, *grads)
+        if eager and not all(g is None or torch._C._has_storage(g) for g in grads):
+            raise RuntimeError(
+                "the fused recurrence cannot take batched gradients (is_grads_batched, jacobian(vectorize=True)); "
+                "use torch.func.jacrev or torch.vmap, or with mslmn.set_backend('reference'): ..."
+            )
+        if torch.is_grad_enabled() or not eager:
             results = run_backward_op(
                 *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
             )
