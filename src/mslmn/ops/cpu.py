@@ -2,8 +2,11 @@
 
 import ctypes
 import importlib.machinery
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -126,7 +129,7 @@ def backward(
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     W = _Pointers(weights)
-    gflat = x.new_zeros(W.size if need_weights else 0)
+    gflat = x.new_zeros(sum(map(Tensor.numel, W.tensors)) if need_weights else 0)
     gW = W.into(gflat) if need_weights else None
     tensors = (x, m, memory, hidden, W, gmemory, ghidden if weights.H else None, glast, gx if need_x else None, gm, gW)
     _call("backward", _problem(x, m, clock, weights, offsets, reverse), _Backward, tensors, x.dtype)
@@ -137,29 +140,31 @@ class _Pointers:
     """The addresses of the weights, in the order of cpu.cpp; null where there is none."""
 
     def __init__(self, w: Weights) -> None:
-        none = [None] * w.g
-        tensors = [w.Wxh, w.b_h, *(w.Wmh or none), *w.Whm, *w.Wmm, *(w.b_m or none)]
-        self.tensors = [None if t is None else t.contiguous() for t in tensors]
-        self.array = (_Pointer * len(tensors))(*[None if t is None else t.data_ptr() for t in self.tensors])
-
-    @property
-    def size(self) -> int:
-        return sum(t.numel() for t in self.tensors if t is not None)
+        self.weights = w
+        self.tensors = w.flat()
+        if not all(map(Tensor.is_contiguous, self.tensors)):
+            self.tensors = list(map(Tensor.contiguous, self.tensors))  # kept alive
+        self.array = _in_place(w, list(map(Tensor.data_ptr, self.tensors)))
 
     def into(self, flat: Tensor) -> "_Pointers":
         """The same places in a flat tensor that holds one after the other, as `Weights.flat` lists them."""
         other = _Pointers.__new__(_Pointers)
         other.tensors = [flat]
-        other.array = (_Pointer * len(self.tensors))()
-        address, bytes_each = flat.data_ptr(), flat.element_size()
-        for i, t in enumerate(self.tensors):
-            if t is not None:
-                other.array[i] = address
-                address += t.numel() * bytes_each
+        bytes_each = flat.element_size()
+        sizes = (t.numel() * bytes_each for t in self.tensors[:-1])
+        other.array = _in_place(self.weights, list(accumulate(sizes, initial=flat.data_ptr())))
         return other
 
     def data_ptr(self) -> int:
         return ctypes.addressof(self.array)
+
+
+def _in_place(w: Weights, addresses: list[int]) -> ctypes.Array[ctypes.c_void_p]:
+    none, biases = [None] * w.g, 1 + w.has_bias
+    first: list[int | None] = [None, None, *none] if w.Wxh is None else [*addresses[:biases], *[None] * (2 - biases)]
+    rest = addresses if w.Wxh is None else addresses[biases:]
+    places = [*first, *rest, *([] if w.has_bias else none)]
+    return (_Pointer * len(places))(*places)
 
 
 def _address(t: Tensor | _Pointers | None) -> int | None:
@@ -195,22 +200,26 @@ def _offsets(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> Tensor | None:
 
 def _check(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> None:
     """What the kernels read must be there: they believe the sizes they are told."""
-    expected = _shapes(x.shape[-1], w.H, w.M, w.g, w.has_bias)
+    shapes, sizes = _shapes(x.shape[-1], w.H, w.M, w.g, w.has_bias)
     flat = w.flat()
-    if [t.shape for t in flat] != expected or any(t.dtype is not x.dtype for t in flat):
-        for i, (t, shape) in enumerate(zip(flat, expected, strict=False)):
-            _expect(f"weight {i} of {len(expected)}", t, shape, x.dtype)
-        raise ValueError(f"expected {len(expected)} weights, got {len(flat)}; build the layer anew")
+    if list(map(Tensor.numel, flat)) != sizes or set(map(_dtype, flat)) != {x.dtype}:
+        for i, (t, shape) in enumerate(zip(flat, shapes, strict=False)):
+            _expect(f"weight {i} of {len(shapes)}", t, shape, x.dtype)
+        raise ValueError(f"expected {len(shapes)} weights, got {len(flat)}; build the layer anew")
     _expect("m", m, (len(m), w.g * w.M), x.dtype)
     _expect("clock", clock, (len(m),), torch.int64)
 
 
+_dtype = attrgetter("dtype")
+
+
 @lru_cache
-def _shapes(I: int, H: int, M: int, g: int, bias: bool) -> list[tuple[int, ...]]:
-    """The shapes of the weights, as `Weights.flat` lists them."""
+def _shapes(I: int, H: int, M: int, g: int, bias: bool) -> tuple[list[tuple[int, ...]], list[int]]:
+    """The shapes of the weights, as `Weights.flat` lists them, and how many values each has."""
     first: list[tuple[int, ...]] = [(H, I), *[(H,)] * bias] if H else []
     lists: list[tuple[int, ...]] = [*[(H, M)] * (g if H else 0), *[(M, H or I)] * g]
-    return [*first, *lists, *[(j * M, M) for j in range(1, g + 1)], *[(M,)] * (g * bias)]
+    shapes = [*first, *lists, *[(j * M, M) for j in range(1, g + 1)], *[(M,)] * (g * bias)]
+    return shapes, [math.prod(shape) for shape in shapes]
 
 
 def _expect(name: str, t: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -77,7 +77,7 @@ def run(
 def _eager(*tensors: Tensor | None) -> bool:
     """Whether these are plain tensors with memory, and nobody is tracing, transforming or watching operators."""
     return (
-        all(type(t) in _PLAIN for t in tensors)
+        _PLAIN.issuperset(map(type, tensors))
         and tensors[0].device.type != "meta"  # type: ignore[union-attr]
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
