@@ -89,6 +89,13 @@ def test_bench_prints_no_time_for_a_wrong_result(small, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_bench_refuses_a_folder_it_cannot_make_before_it_measures(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    result = run("bench", "--out", str(tmp_path / "file" / "bench"))
+    assert result.exit_code == 2
+    assert "cannot make" in result.output and "choose a folder you can write to" in result.output
+
+
 def test_bench_leaves_the_number_of_threads_as_it_was(small, tmp_path):
     before = torch.get_num_threads()
     run("bench", "--threads", "3", "--repeats", "1", "--no-sweep", "--out", str(tmp_path))

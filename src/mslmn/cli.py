@@ -67,6 +67,10 @@ def bench(
     from .benchmarks import recurrence, report
 
     console = Console()
+    try:  # before minutes of measuring, not after
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot make {out} ({error.strerror}); choose a folder you can write to") from None
     try:
         with console.status("") as status:
             found = recurrence.run(tuple(threads), repeats, sweep, lambda what: status.update(f"measuring: {what}"))
@@ -74,7 +78,6 @@ def bench(
         console.print(f"[red]wrong:[/red] {error}")
         raise typer.Exit(1) from None
     report.print_tables(found, console)
-    out.mkdir(parents=True, exist_ok=True)
     temporary = out / "bench.json.tmp"
     temporary.write_text(json.dumps(found, indent=1))
     temporary.replace(out / "bench.json")
