@@ -162,3 +162,8 @@ def _moved(name: str, where: object) -> str:
         return f"{name}.to({where})"
     state, part = name.split(".")
     return f"{state}._replace({part}={name}.to({where}))"
+
+
+def positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0, got {value!r}; the default is a good start")
