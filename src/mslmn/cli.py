@@ -1,9 +1,10 @@
 """The command line: parses and calls, nothing else."""
 
 import json
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -51,20 +52,34 @@ def doctor() -> None:
     )
 
 
+class Benchmark(StrEnum):
+    """What `mslmn bench` can measure."""
+
+    recurrence = "recurrence"
+    autoencoder = "autoencoder"
+
+
 @app.command()
 def bench(
+    what: Annotated[Benchmark, typer.Argument(help="The layers, or LinearAutoencoder.")] = Benchmark.recurrence,
     threads: Annotated[
-        list[int], typer.Option(min=1, help="Numbers of threads to measure with; repeat the option.")
+        list[int], typer.Option(min=1, help="Layers: numbers of threads to measure with; repeat the option.")
     ] = [1, 2],  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in which the candidates take turns.")] = 21,
-    sweep: Annotated[bool, typer.Option(help="Also sweep T, B, M and g.")] = True,
-    out: Annotated[Path, typer.Option(help="Folder for bench.json and scaling.png.")] = Path("bench"),
+    sweep: Annotated[bool, typer.Option(help="Layers: also sweep T, B, M and g.")] = True,
+    full: Annotated[bool, typer.Option("--full", help="Autoencoder: also what takes minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON file and the plot.")] = Path("bench"),
 ) -> None:
-    """Time the MS-LMN against nn.LSTM, nn.RNN and the reference loop, after checking that it is right.
+    """Time the layers against nn.LSTM, nn.RNN and the reference loop, or LinearAutoencoder against slices.
 
-    Example: mslmn bench --threads 1 --no-sweep --repeats 51
+    Nothing is timed before it is checked. Examples:
+
+    mslmn bench --threads 1 --no-sweep --repeats 51
+
+    mslmn bench autoencoder --full
     """
-    from .benchmarks import recurrence, report
+    from .benchmarks import autoencoder, recurrence, report
+    from .benchmarks.timing import Disagreement
 
     console = Console()
     try:  # before minutes of measuring, not after
@@ -73,21 +88,36 @@ def bench(
         raise typer.BadParameter(f"cannot make {out} ({error.strerror}); choose a folder you can write to") from None
     try:
         with console.status("") as status:
-            found = recurrence.run(tuple(threads), repeats, sweep, lambda what: status.update(f"measuring: {what}"))
-    except recurrence.Disagreement as error:
-        console.print(f"[red]wrong:[/red] {error}")
+
+            def progress(doing: str) -> None:
+                status.update(f"measuring: {escape(doing)}")
+
+            if what is Benchmark.autoencoder:
+                found = autoencoder.run(repeats, full, progress)
+            else:
+                found = recurrence.run(tuple(threads), repeats, sweep, progress)
+    except Disagreement as error:
+        console.print(f"[red]wrong:[/red] {escape(str(error))}")
         raise typer.Exit(1) from None
+    if what is Benchmark.autoencoder:
+        report.print_autoencoder(found, console)
+        _write_json(found, out / "autoencoder.json", console)
+        return
     report.print_tables(found, console)
-    temporary = out / "bench.json.tmp"
-    temporary.write_text(json.dumps(found, indent=1))
-    temporary.replace(out / "bench.json")
-    console.print(f"wrote {out / 'bench.json'}")
+    _write_json(found, out / "bench.json", console)
     if found["sweeps"]:
         try:
             report.plot_sweeps(found["sweeps"], out / "scaling.png")
             console.print(f"wrote {out / 'scaling.png'}")
         except ImportError as error:
             console.print(f"no plot: {error}", markup=False)
+
+
+def _write_json(found: dict[str, Any], path: Path, console: Console) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(found, indent=1))
+    temporary.replace(path)
+    console.print(f"wrote {path}")
 
 
 def _version(name: str) -> str:

@@ -3,7 +3,6 @@
 A layer is timed only where its outputs and gradients agree with the reference in the same run.
 """
 
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 import mslmn
 
-from ..ops import backends, cpu
-from .timing import alternate
+from .machine import machine
+from .timing import Disagreement, alternate
 
 TOLERANCE = 1e-4  # of the largest value, in float32
 
@@ -88,10 +87,6 @@ def run(threads: tuple[int, ...], repeats: int, sweep: bool, progress: Callable[
         "sweeps": swept,
         "streaming": latency,
     }
-
-
-class Disagreement(RuntimeError):
-    """A backend and the reference give different numbers."""
 
 
 def compare(size: Size, threads: int, repeats: int) -> list[Row]:
@@ -210,25 +205,6 @@ def stream(size: Size, repeats: int, progress: Callable[[str], None]) -> dict[st
         name: stepper(lstm, torch.randn(1, 1, max(size.I, 1))),
     }
     return {"size": size.name, "seconds": alternate(steps, repeats)}
-
-
-def machine() -> dict[str, str]:
-    backend = backends.chosen(torch.device("cpu"))
-    return {
-        "processor": _processor(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "mslmn": mslmn.__version__,
-        "backend": f"{backend} ({cpu.instruction_set()})" if backend == "cpu" else backend,
-    }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _results(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:

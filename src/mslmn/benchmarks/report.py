@@ -38,6 +38,29 @@ def print_tables(found: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def print_autoencoder(found: dict[str, Any], console: Console) -> None:
+    machine = found["machine"]
+    console.print(f"{machine['processor']}, torch {machine['torch']}, mslmn {machine['mslmn']}, one thread")
+    console.print("Seconds, megabytes beside the data, relative error of sequences as decoded from their last states.")
+    table = Table(title="LinearAutoencoder against slices (Pasa and Sperduti 2014)", title_justify="left")
+    table.add_column("sequences", no_wrap=True)
+    table.add_column("solver", no_wrap=True)
+    for heading in ("s", "MB", "error", "slices, s", "error", "faster"):
+        table.add_column(heading, justify="right")
+    for row in found["rows"]:
+        table.add_row(
+            row["case"],
+            row["solver"],
+            f"{row['seconds']:.3g}",
+            "" if row["memory"] is None else f"{row['memory'] / 1e6:.0f}",
+            f"{row['error']:.3f}",
+            "" if row["slices_seconds"] is None else f"{row['slices_seconds']:.3g}",
+            "" if row["slices_error"] is None else f"{row['slices_error']:.3f}",
+            "" if row["ratio"] is None else f"{row['ratio']:.1f}x",
+        )
+    console.print(table)
+
+
 def _time(seconds: float, ours: float, is_ours: bool) -> str:
     digits = 1 if seconds > 0.1 else 2 if seconds > 1e-2 else 3
     return f"{seconds * MILLI:.{digits}f}" + ("        " if is_ours else f" ({seconds / ours:5.2f}x)")

@@ -1,10 +1,19 @@
 """Honest times: candidates take turns in one process, and the median of many rounds counts."""
 
+import ctypes
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
+Result = TypeVar("Result")
 LEAST_SECONDS = 2e-3  # of one measurement: shorter calls are repeated within it
+
+
+class Disagreement(RuntimeError):
+    """What was to be timed gives wrong numbers."""
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -27,3 +36,23 @@ def _calls(candidate: Callable[[], object]) -> int:
     start = time.perf_counter()
     candidate()
     return max(1, round(LEAST_SECONDS / max(time.perf_counter() - start, 1e-9)))
+
+
+def extra_memory(call: Callable[[], Result]) -> tuple[Result, int | None]:
+    """What a call returns, and by how many bytes it raised the peak of the resident memory; None but on Linux."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not hide what is taken now
+        clear.write_text("5")  # the peak starts from here
+        before = _kilobytes(status.read_text(), "VmRSS")
+    except (OSError, AttributeError):
+        return call(), None
+    result = call()
+    return result, 1024 * max(0, _kilobytes(status.read_text(), "VmHWM") - before)
+
+
+def _kilobytes(status: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", status, re.MULTILINE)
+    if found is None:
+        raise OSError(f"/proc/self/status has no {name}")
+    return int(found[1])

@@ -21,6 +21,8 @@ def principal(sequences: Sequences, horizon: int, features: int) -> Tensor:
         weight = left.clamp(0, horizon).to(x.dtype).sqrt()[..., None]
         weighted = (x * weight).flatten(0, 1)
         C += (weighted.T @ weighted).double()
+    values: Tensor
+    vectors: Tensor
     values, vectors = torch.linalg.eigh(sequences.reduce(C))
     share = values.flip(0).clamp(min=0).cumsum(0)
     k = min(int((share < SHARE * share[-1]).sum()) + 1, features)

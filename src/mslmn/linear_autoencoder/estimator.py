@@ -53,9 +53,11 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         For the start of the Lanczos iteration.
     decoder : str
         ``"tied"``: the decoder above, the paper's. ``"fitted"``: least squares from the states to every lag of the
-        past, up to the horizon; lower errors for one more pass and h * a * p numbers.
+        past, over all steps, up to the horizon. It costs one more pass and h * a * p numbers, and is best where
+        sequences are longer than the horizon.
     tol : float
-        Stop when a pass raises the explained energy by less than this part of itself. Below 1e-6 all is in float64.
+        Stop when a pass raises the explained energy by less than this part of what is missing. Below 1e-6 all is in
+        float64.
     max_memory : float
         Bytes that the solver may use beside the data, about.
     distributed : bool or "auto"
@@ -176,9 +178,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             for bucket in buckets:
                 states[bucket.index] = scan.last(bucket.x, bucket.lengths, A, B)
             ends.append(states)
-        if not ends:
-            raise ValueError("there is no sequence; pass at least one (T, a) array")
-        return _giver(are_torch(X))(torch.cat(ends))
+        return _giver(are_torch(X))(torch.cat(ends) if ends else torch.zeros(0, len(self.A_)))
 
     @torch.no_grad()
     def encode(self, X: Any) -> list[Array]:
@@ -264,8 +264,8 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             checks.size("horizon", self.horizon)
         checks.choice("solver", self.solver, choice.NAMES)
         checks.choice("decoder", self.decoder, ("tied", "fitted"))
-        if self.distributed != "auto":
-            checks.flag("distributed", self.distributed)
+        if not isinstance(self.distributed, str) or self.distributed != "auto":
+            checks.flag("distributed", self.distributed)  # type: ignore[arg-type]
         checks.flag("center", self.center)
         checks.flag("verbose", self.verbose)
         checks.positive("tol", self.tol)
@@ -319,7 +319,8 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _decode(self, m: Tensor, steps: int) -> Tensor:
         """What the states, (n, p), remember, without the mean: (n, steps, a), newest first."""
         if self.decoder_ is None:
-            return scan.decode(m, *self._fitted(m, self.A_, self.B_), steps)
+            A, B = self._fitted(m, self.A_, self.B_)
+            return scan.decode(m, A, B, steps)
         (D,) = self._fitted(m, self.decoder_[:steps])
         return torch.einsum("jap,np->nja", D, m)
 
@@ -328,7 +329,7 @@ def _encoder(solution: Solution, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
     """A (p, a) and B (p, p), padded with zeros; B a contraction also after rounding."""
     A, B = solution.encoder()
     B = _padded(_padded(B, p).T, p).T.to(dtype)
-    if torch.linalg.matrix_norm(B.double(), 2) > 1:  # by rounding, or from inexact vectors: the nearest contraction
+    if torch.linalg.eigvalsh(B.T.double() @ B.double())[-1] > 1:  # by rounding, or inexact: the nearest contraction
         W, norms, Zh = torch.linalg.svd(B.double())
         B = (W * norms.clamp(max=1 - 4 * torch.finfo(dtype).eps) @ Zh).to(dtype)
     return _padded(A, p).to(dtype), B.contiguous()

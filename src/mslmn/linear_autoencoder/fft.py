@@ -7,22 +7,19 @@ all-reduce a pass. In float32, unless a tight tolerance is asked for or the want
 import torch
 from torch import Tensor
 
-from .lanczos import largest
 from .prefixes import Prefixes
 from .problem import SINGLE_TOL, Problem, Solution, block_width, rank
-
-DOUBLE_TOL = 1e-8  # in float64: for spectra that fall, where it costs few passes
 
 
 def solve(problem: Problem) -> Solution:
     if problem.tol >= SINGLE_TOL:
-        squares, U = _iterate(problem, torch.float32, problem.tol)
+        squares, U = _iterate(problem, torch.float32)
         if problem.single_will_do(squares):
             return _solution(problem, squares, U)
-    return _solution(problem, *_iterate(problem, torch.float64, min(problem.tol, DOUBLE_TOL)))
+    return _solution(problem, *_iterate(problem, torch.float64))
 
 
-def _iterate(problem: Problem, dtype: torch.dtype, tol: float) -> tuple[Tensor, Tensor]:
+def _iterate(problem: Problem, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     n, p, h, a = problem.columns, problem.most, problem.horizon, problem.features
     width = min(n, block_width(p))
     itemsize = torch.finfo(dtype).bits // 8
@@ -34,7 +31,7 @@ def _iterate(problem: Problem, dtype: torch.dtype, tol: float) -> tuple[Tensor, 
         return problem.sequences.reduce(image).view(n, -1)
 
     start = problem.random(n, width, dtype)
-    return largest(multiply, start, p, tol=tol, most=min(vectors, 10 * p), progress=problem.progress)
+    return problem.largest(multiply, start, most=min(vectors, 10 * p))
 
 
 def _solution(problem: Problem, squares: Tensor, U: Tensor) -> Solution:

@@ -24,7 +24,8 @@ def fit(sequences: Sequences, A: Tensor, B: Tensor, horizon: int) -> Tensor:
         adjoint(bucket, states, products)
         G += states.flatten(0, 1).T @ states.flatten(0, 1)
     sequences.reduce(sums)
-    return products @ torch.linalg.pinv(G, hermitian=True)
+    inverse: Tensor = torch.linalg.pinv(G, hermitian=True)
+    return products @ inverse
 
 
 def errors_at_ends(bucket: Bucket, decoded: Tensor) -> Tensor:

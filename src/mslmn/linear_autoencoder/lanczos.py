@@ -17,45 +17,48 @@ def largest(
     start: Tensor,
     p: int,
     *,
+    trace: float,
     tol: float,
     most: int,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The p largest eigenvalues, descending (p,), in float64, and their eigenvectors (n, p).
 
-    ``multiply`` takes and gives (n, b) blocks; ``start`` is the first, of any full rank. It ends when the sum of the p
-    largest Ritz values grows by less than ``tol`` of itself in a pass, and keeps at most ``most`` vectors (2p at least).
+    ``multiply`` takes and gives (n, b) blocks; ``start`` is the first, of any full rank. The end is when a pass raises
+    the sum of the p largest Ritz values by less than ``tol`` of what is still missing from the ``trace``: the less is
+    missing, the more the rest matters. ``most`` vectors are kept, or 2p + 2b if that is more.
     """
     n, b = start.shape
     most = min(n, max(most, 2 * p + 2 * b))
     basis = start.new_empty(most, n)  # orthonormal rows
-    H = start.new_zeros(most, most, dtype=torch.float64)  # basis @ matrix @ basis.T
+    H = start.new_zeros(most, most, dtype=torch.float64)  # basis @ matrix @ basis.T: block tridiagonal
     block = torch.linalg.qr(start).Q
-    size, passes, before = 0, 0, -1.0
-    tol = max(tol, 4 * torch.finfo(start.dtype).eps)
+    recent, size, passes, before = 0, 0, 0, -1.0
+    rounding = 4 * torch.finfo(start.dtype).eps
     while True:
         end = size + block.shape[1]
         basis[size:end] = block.T
         image = multiply(block)
-        seen = basis[:end] @ image  # (end, b)
-        H[:end, size:end] = seen
-        H[size:end, :end] = seen.T
-        size, passes = end, passes + 1
+        seen = basis[recent:end] @ image  # earlier vectors are orthogonal to it
+        H[recent:end, size:end] = seen
+        H[size:end, recent:end] = seen.T
+        image -= basis[recent:end].T @ seen
+        recent, size, passes = size, end, passes + 1
         total = torch.linalg.eigvalsh(H[:size, :size])[-p:].clamp(min=0).sum().item()
         if progress is not None:
             progress(passes, total)
-        if size == n or (size >= p and total - before <= tol * total):
+        least = max(tol * (trace - total), rounding * total)
+        if size == n or (size >= p and total - before <= least):
             values, vectors = torch.linalg.eigh(H[:size, :size])
             return values[-p:].flip(0), basis[:size].T @ vectors[:, -p:].flip(1).to(start.dtype)
         before = total
-        block = _orthonormal(image - basis[:size].T @ seen, basis[:size], H[:size, :size].diagonal().max())
-        if size + b > most < n:
-            keep = p + b
+        block = _orthonormal(image, basis[:size], H[:size, :size].diagonal().max())
+        if size + b > most < n:  # go on from the best
             values, vectors = torch.linalg.eigh(H[:size, :size])
-            basis[:keep] = vectors[:, -keep:].T.to(start.dtype) @ basis[:size]
+            recent, size = 0, p + b
+            basis[:size] = vectors[:, -size:].T.to(start.dtype) @ basis[: len(vectors)]
             H.zero_()
-            H[:keep, :keep] = values[-keep:].diag()
-            size = keep
+            H[:size, :size] = values[-size:].diag()
         block = block[:, : n - size]
 
 
@@ -69,4 +72,5 @@ def _orthonormal(block: Tensor, basis: Tensor, scale: Tensor) -> Tensor:
         random = torch.randn(block.shape, generator=generator, dtype=block.dtype).to(block.device)
         Q = torch.where(lost, random, Q)
         Q = torch.linalg.qr(Q - basis.T @ (basis @ Q)).Q
-    return torch.linalg.qr(Q - basis.T @ (basis @ Q)).Q
+    orthonormal: Tensor = torch.linalg.qr(Q - basis.T @ (basis @ Q)).Q
+    return orthonormal

@@ -34,15 +34,29 @@ class Pieces:
     missing: Tensor | None  # (rows, P): which rows do not exist; None if all do
 
     def project(self, Q: Tensor) -> Tensor:
-        """Xi Q, (rows, P, b), zero where there is no row."""
-        Q = torch.fft.rfft(Q[: self.horizon], n=self.steps, dim=0)  # (F, a, b)
-        Y = torch.fft.irfft(self.spectrum @ Q, n=self.steps, dim=0)[self.horizon - 1 :]
+        """Xi Q, (rows, P, b), zero where there is no row; Q in the frequency domain, see `Block`."""
+        Y: Tensor = torch.fft.irfft(self.spectrum @ Q, n=self.steps, dim=0)[self.horizon - 1 :]
         return Y if self.missing is None else Y.masked_fill_(self.missing[..., None], 0)
 
     def correlate(self, Y: Tensor) -> Tensor:
         """Xi^T Y of (rows, P, b); in the frequency domain and conjugate, (F, a, b): see `Sum`."""
         Y = torch.fft.rfft(pad(Y, (0, 0, 0, 0, self.horizon - 1, 0)), dim=0).conj().resolve_conj()
         return self.spectrum.mT * Y if Y.shape[1] == 1 else self.spectrum.mT @ Y  # many outer products: faster so
+
+
+class Block:
+    """A block of columns, (h, a, b), transformed as pieces need it; pieces of one kind share the transform."""
+
+    def __init__(self, Q: Tensor) -> None:
+        self.Q = Q
+        self.kind = (0, 0)
+        self.spectrum = Q
+
+    def for_(self, pieces: Pieces) -> Tensor:
+        if self.kind != (pieces.steps, pieces.horizon):
+            self.kind = (pieces.steps, pieces.horizon)
+            self.spectrum = torch.fft.rfft(self.Q[: pieces.horizon], n=pieces.steps, dim=0)  # (F, a, b)
+        return self.spectrum
 
 
 class Sum:
@@ -103,16 +117,16 @@ class Prefixes:
 
     def normal(self, Q: Tensor) -> Tensor:
         """Xi^T Xi Q of (h, a, b), over the sequences of this process."""
-        total = Sum(torch.zeros_like(Q))
+        block, total = Block(Q), Sum(torch.zeros_like(Q))
         for pieces in self:
-            total.add(pieces, pieces.correlate(pieces.project(Q)))
+            total.add(pieces, pieces.correlate(pieces.project(block.for_(pieces))))
         return total.result()
 
     def energy(self, Q: Tensor) -> Tensor:
         """|Xi Q|^2, (), in float64, over the sequences of this process."""
-        total = Q.new_zeros((), dtype=torch.float64)
+        block, total = Block(Q), Q.new_zeros((), dtype=torch.float64)
         for pieces in self:
-            total += pieces.project(Q).square().sum(dtype=torch.float64)
+            total += pieces.project(block.for_(pieces)).square().sum(dtype=torch.float64)
         return total
 
 
@@ -130,7 +144,8 @@ def adjoint(bucket: Bucket, Y: Tensor, total: Tensor) -> None:
     """Add Xi^T Y of a bucket's rows, (n, T, b), zero past each end, to the total, (h, a, b)."""
     (n, T, a), (h, _, b) = bucket.x.shape, total.shape
     if n * T * min(h, T) * a * b < DIRECT:
-        return _adjoint_directly(bucket.x, Y, total)
+        _adjoint_directly(bucket.x, Y, total)
+        return
     result = Sum(total)
     for pieces, part in cut(bucket, h, b):
         rows = pieces.steps - pieces.horizon + 1

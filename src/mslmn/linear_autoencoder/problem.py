@@ -1,5 +1,6 @@
 """What a solver gets, and what it gives back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,10 @@ class Problem:
         deep = squares[-1] < SINGLE_DEPTH**2 * squares[0]
         return not deep and squares.sum().item() < LOSSLESS * self.energy
 
+    def largest(self, multiply: Callable[[Tensor], Tensor], start: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """By block Lanczos, see there."""
+        return largest(multiply, start, self.most, trace=self.energy, tol=self.tol, most=most, progress=self.progress)
+
     def random(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """The same on every device and process."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -95,7 +100,7 @@ def eigenvectors(matrix: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
         values, vectors = _exact(matrix, p, problem)
     else:
         start = problem.random(n, block_width(p), matrix.dtype)
-        values, vectors = largest(matrix.__matmul__, start, p, tol=problem.tol, most=8 * p, progress=problem.progress)
+        values, vectors = problem.largest(matrix.__matmul__, start, most=8 * p)
     r = rank(values, n)
     return values[:r], vectors[:, :r]
 

@@ -125,8 +125,8 @@ class Sequences:
             return mine, problem or ValueError("the sequences of another process are wrong; its own message says how")
         if features != -fewest and features:
             return mine, ValueError(
-                f"every process must have sequences of as many features, got {-fewest:.0f} in one and {features:.0f} in "
-                "another; fit one autoencoder per kind of data"
+                f"every process must have sequences of as many features, got {-fewest:.0f} in one and {features:.0f} "
+                "in another; fit one autoencoder per kind of data"
             )
         total = mine.total if mine.features else mine.total.new_zeros(int(features))
         sums = torch.cat([torch.tensor([mine.sequences, mine.steps], dtype=torch.float64), total.cpu()]).to(here)
@@ -211,7 +211,7 @@ def largest(x: Tensor, first: int) -> float:
     """The largest absolute value; an error if one is not finite, in the sequence number ``first`` or those after."""
     if not x.numel():
         return 0.0
-    low, high = torch.stack(torch.aminmax(x)).tolist()  # both NaN if there is one anywhere
+    low, high = (float(bound) for bound in torch.aminmax(x))  # both NaN if there is one anywhere
     if not -torch.inf < low <= high < torch.inf:
         raise _not_finite(x, first)
     return max(-low, high)
