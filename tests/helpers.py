@@ -1,5 +1,6 @@
 """Layers for every test that promises the same of all three."""
 
+import numpy as np
 import torch
 
 from mslmn import LMN, MSLMN, ClockworkRNN
@@ -22,3 +23,20 @@ def make(kind, I=2, **options):
 
 def gradients(loss, layer, *inputs):
     return torch.autograd.grad(loss, [*inputs, *layer.parameters()])
+
+
+def walks(lengths, a=2, seed=0, noise=0.3):
+    """Random walks and noise: a spectrum that falls, without end."""
+    rng = np.random.default_rng(seed)
+    return [0.3 * rng.normal(size=(T, a)).cumsum(0) + noise * rng.normal(size=(T, a)) for T in lengths]
+
+
+def prefix_matrix(X, horizon):
+    """The paper's Xi, one row after the other."""
+    a = X[0].shape[1]
+    rows = []
+    for x in X:
+        for t in range(len(x)):
+            past = x[max(0, t - horizon + 1) : t + 1][::-1].ravel()
+            rows.append(np.concatenate([past, np.zeros(horizon * a - len(past))]))
+    return np.array(rows)

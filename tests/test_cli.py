@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 import mslmn
-from mslmn.benchmarks import recurrence, report, timing
+from mslmn.benchmarks import autoencoder, recurrence, report, timing
 from mslmn.cli import app
 from mslmn.ops import backends, cpu
 
@@ -100,6 +100,50 @@ def test_bench_leaves_the_number_of_threads_as_it_was(small, tmp_path):
     before = torch.get_num_threads()
     run("bench", "--threads", "3", "--repeats", "1", "--no-sweep", "--out", str(tmp_path))
     assert torch.get_num_threads() == before
+
+
+@pytest.fixture
+def few_sequences(monkeypatch):
+    cases = (
+        autoencoder.Case(1, 40, 3, 5, wanted=2),
+        autoencoder.Case(3, 30, 2, 4, wanted=9, minutes=True),
+        autoencoder.Case(1, 200, 2, 4, horizon=9),
+    )
+    monkeypatch.setattr(autoencoder, "CASES", cases)
+
+
+def test_bench_autoencoder_prints_a_table_and_writes_json(few_sequences, tmp_path):
+    for full in ((), ("--full",)):
+        result = run("bench", "autoencoder", *full, "--repeats", "3", "--out", str(tmp_path))
+        assert result.exit_code == 0, result.output
+        assert "1x40x3 p5" in result.output and "1x200x2 p4 h9" in result.output and "faster" in result.output
+        rows = json.loads((tmp_path / "autoencoder.json").read_text())["rows"]
+        assert [row["ratio"] is None for row in rows] == [False, not full, True]
+        assert all(row["seconds"] > 0 and 0 < row["error"] < 1 for row in rows)
+        assert rows[0]["error"] <= rows[0]["slices_error"]
+        assert [path.name for path in tmp_path.iterdir()] == ["autoencoder.json"]
+
+
+@pytest.mark.parametrize("worse", ["slices", "energy"])
+def test_bench_autoencoder_prints_no_time_for_a_worse_result(few_sequences, tmp_path, monkeypatch, worse):
+    right = autoencoder.fit
+
+    def wrong(case, X, solver):
+        if solver == "auto" and (worse == "slices") == (case.horizon is None):
+            case = autoencoder.Case(case.n, case.T, case.a, 1, case.horizon)
+        return right(case, X, solver)
+
+    monkeypatch.setattr(autoencoder, "fit", wrong)
+    result = run("bench", "autoencoder", "--repeats", "1", "--out", str(tmp_path))
+    assert result.exit_code == 1
+    assert "no time is reported for a worse result" in result.output and "faster" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_extra_memory_is_what_a_call_takes_for_a_while():
+    result, extra = timing.extra_memory(lambda: torch.ones(10**7).sum().item())
+    assert result == 10**7
+    assert extra is None or 30e6 < extra < 100e6  # None but on Linux
 
 
 def test_peers_have_as_many_parameters(monkeypatch):

@@ -1,6 +1,8 @@
 """The README and the docs run as they are printed."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +37,7 @@ def test_blocks_of_the_docs_run(path):
 def test_public_names():
     """A new public name is a decision: it is added here, and to the README."""
     assert set(mslmn.__all__) == {
-        "LMN", "MSLMN", "ClockworkRNN", "State", "clock", "nearest_size", "set_backend",
+        "LMN", "MSLMN", "ClockworkRNN", "LinearAutoencoder", "State", "clock", "nearest_size", "set_backend",
         "set_forget_gate_bias",
     }  # fmt: skip
     readme = (ROOT / "README.md").read_text()
@@ -53,5 +55,22 @@ def test_one_version():
 def test_files_listed_in_the_readme_exist_and_none_is_missing():
     readme = (ROOT / "README.md").read_text()
     listed = set(re.findall(r"^    src/mslmn/(\S+)", readme, re.MULTILINE))
-    present = {p.name for p in (ROOT / "src/mslmn").glob("*.py")} - {"__init__.py"} | {"ops/", "benchmarks/"}
+    present = {p.name for p in (ROOT / "src/mslmn").glob("*.py")} - {"__init__.py"}
+    present |= {f"{p.parent.name}/" for p in (ROOT / "src/mslmn").glob("*/__init__.py")}
     assert listed == present
+
+
+@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("examples/*.py")))
+def test_examples_run(path, tmp_path):
+    result = subprocess.run([sys.executable, ROOT / path], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr and result.stdout
+    for picture in re.findall(r"^wrote (\S+\.png)$", result.stdout, re.MULTILINE):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_importing_the_package_does_not_import_scikit_learn():
+    code = "import sys, mslmn; assert 'sklearn' not in sys.modules; mslmn.LinearAutoencoder(1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'LSTM'"):
+        mslmn.LSTM  # noqa: B018

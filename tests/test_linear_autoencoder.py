@@ -15,6 +15,8 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 
 import mslmn
+from helpers import prefix_matrix
+from helpers import walks as make
 from mslmn import LinearAutoencoder
 from mslmn.linear_autoencoder import choice, prefixes, sequences
 
@@ -22,27 +24,10 @@ EXACT = ("dense", "rows", "gram", "fft")
 ALL = (*EXACT, "pca", "slices", "auto")
 
 
-def make(lengths, a=2, seed=0, noise=0.3):
-    """Random walks and noise: a spectrum that falls, without end."""
-    rng = np.random.default_rng(seed)
-    return [0.3 * rng.normal(size=(T, a)).cumsum(0) + noise * rng.normal(size=(T, a)) for T in lengths]
-
-
 def low_rank(n, T, a=6, k=2, seed=0):
     """Sequences in k dimensions of a: the prefix matrix has rank T * k, if there are rows enough."""
     mixture = np.random.default_rng(seed).normal(size=(k, a))
     return [z @ mixture for z in make([T] * n, k, seed=seed + 1, noise=1.0)]
-
-
-def prefix_matrix(X, horizon):
-    """The paper's Xi, one row after the other."""
-    a = X[0].shape[1]
-    rows = []
-    for x in X:
-        for t in range(len(x)):
-            past = x[max(0, t - horizon + 1) : t + 1][::-1].ravel()
-            rows.append(np.concatenate([past, np.zeros(horizon * a - len(past))]))
-    return np.array(rows)
 
 
 def projector(autoencoder):
@@ -593,7 +578,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 sys.path.insert(0, {tests!r})
-from test_linear_autoencoder import LinearAutoencoder, fit, make
+from test_linear_autoencoder import fit, make
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 torch.set_num_threads(1)

@@ -159,7 +159,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             warnings.warn(
                 f"n_components is {p}, but within {horizon} steps these sequences have only {r} independent "
                 f"components; the others are zero. Choose n_components={max(r, 1)}",
-                stacklevel=2,
+                stacklevel=3,  # torch.no_grad stands between
             )
         give = _giver(are_torch(X))
         self.A_, self.B_, self.components_ = give(A), give(B), give(U)
