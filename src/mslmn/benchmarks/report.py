@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -42,11 +43,13 @@ def print_autoencoder(found: dict[str, Any], console: Console) -> None:
     machine = found["machine"]
     console.print(f"{machine['processor']}, torch {machine['torch']}, mslmn {machine['mslmn']}, one thread")
     console.print("Seconds, megabytes beside the data, relative error of sequences as decoded from their last states.")
-    table = Table(title="LinearAutoencoder against slices (Pasa and Sperduti 2014)", title_justify="left")
+    table = Table(
+        title="LinearAutoencoder against slices (2014)", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     table.add_column("sequences", no_wrap=True)
     table.add_column("solver", no_wrap=True)
     for heading in ("s", "MB", "error", "slices, s", "error", "faster"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found["rows"]:
         table.add_row(
             row["case"],
