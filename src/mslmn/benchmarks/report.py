@@ -44,11 +44,11 @@ def print_autoencoder(found: dict[str, Any], console: Console) -> None:
     console.print(f"{machine['processor']}, torch {machine['torch']}, mslmn {machine['mslmn']}, one thread")
     console.print("Seconds, megabytes beside the data, relative error of sequences as decoded from their last states.")
     table = Table(
-        title="LinearAutoencoder against slices (2014)", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title="LinearAutoencoder against slices (2014)", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     table.add_column("sequences", no_wrap=True)
     table.add_column("solver", no_wrap=True)
-    for heading in ("s", "MB", "error", "slices, s", "error", "faster"):
+    for heading in ("s", "MB", "error", "slices", "error", "faster"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found["rows"]:
         table.add_row(
