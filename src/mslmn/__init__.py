@@ -1,14 +1,17 @@
 """MultiScale Linear Memory Networks for PyTorch."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from . import clock
+from . import clock, objectives
 from .baselines import nearest_size, set_forget_gate_bias
 from .layers import LMN, MSLMN, ClockworkRNN, State
+from .model import SequenceModel
 from .ops.backends import set_backend
 
 if TYPE_CHECKING:
+    from .growth import add_module
     from .linear_autoencoder import LinearAutoencoder
 
 __version__ = version("mslmn")
@@ -17,18 +20,20 @@ __all__ = [
     "MSLMN",
     "ClockworkRNN",
     "LinearAutoencoder",
+    "SequenceModel",
     "State",
+    "add_module",
     "clock",
     "nearest_size",
+    "objectives",
     "set_backend",
     "set_forget_gate_bias",
 ]
+LAZY = {"LinearAutoencoder": ".linear_autoencoder", "add_module": ".growth"}
 
 
 def __getattr__(name: str) -> Any:
     """On first use: scikit-learn would double the time that importing the package takes."""
-    if name == "LinearAutoencoder":
-        from .linear_autoencoder import LinearAutoencoder
-
-        return LinearAutoencoder
+    if name in LAZY:
+        return getattr(import_module(LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

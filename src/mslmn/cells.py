@@ -103,6 +103,37 @@ class MSLMNCell(Cell):
             _normal(self.Whm[j], _xavier(M, H)).mul_(1 - d[:, None])
             self.Wmm[j][-M:].copy_(d.diag())
 
+    @torch.no_grad()
+    def grow(self, A: Tensor, B: Tensor) -> None:
+        """A new module, slower than all, that computes ``A h + B m`` and does not yet speak to anyone.
+
+        Old parameters keep their names, places and values.
+        """
+        (H, _), M = self.Wxh.shape, self.M
+        Wmm = self.Wxh.new_zeros((self.g + 1) * M, M)
+        Wmm[-M:] = B
+        self.Wmh.append(nn.Parameter(self.Wxh.new_zeros(H, M)))
+        self.Whm.append(nn.Parameter(A.to(self.Wxh).clone()))
+        self.Wmm.append(nn.Parameter(Wmm))
+        for vectors in (self.b_m, self.m_0):
+            if vectors is not None:
+                vectors.append(nn.Parameter(self.Wxh.new_zeros(M)))
+        self.g += 1
+
+    @torch.no_grad()
+    def set_module(self, j: int, A: Tensor, B: Tensor) -> None:
+        """Module j, from 0, computes ``A h + B m`` and does not speak to anyone: as if it had just grown."""
+        self.Whm[j].copy_(A)
+        self.Wmm[j].zero_()[-self.M :].copy_(B)
+        self.Wmh[j].zero_()
+        for vectors in (self.b_m, self.m_0):
+            if vectors is not None:
+                vectors[j].zero_()
+
+    def widen(self, directions: int, extra: int) -> None:
+        """Zero columns for ``extra`` new inputs at the end of each direction's."""
+        self.Wxh = nn.Parameter(widened(self.Wxh.detach(), directions, extra))
+
     def forward(
         self,
         x: Tensor,
@@ -166,6 +197,12 @@ class ClockworkCell(Cell):
         b_h = [] if self.b_h is None else self.b_h.tensors()
         w = ops.Weights(None, None, [], self.Wxh.tensors(), self.Whh.tensors(), b_h)
         return ops.run(x, m, clock, w, batch_sizes, reverse, need_hidden)
+
+
+def widened(columns: Tensor, directions: int, extra: int) -> Tensor:  # (.., D*G) -> (.., D*(G + extra))
+    """With ``extra`` zeros after the columns of each direction."""
+    blocks = columns.unflatten(-1, (directions, -1))
+    return torch.cat([blocks, blocks.new_zeros(*blocks.shape[:-1], extra)], -1).flatten(-2)
 
 
 def leaks(out: Tensor) -> Tensor:  # (M,)

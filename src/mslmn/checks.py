@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .clock import MAX_MODULES
 
 
 def size(name: str, value: int, least: int = 1, most: float = math.inf) -> int:
@@ -167,3 +168,23 @@ def _moved(name: str, where: object) -> str:
 def positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number above 0, got {value!r}; the default is a good start")
+
+
+def check_module(As: list[Tensor], Bs: list[Tensor], cells: int, M: int, H: int, modules: int) -> None:
+    """Weights of a new module, one pair for each cell."""
+    if modules >= MAX_MODULES:
+        raise ValueError(f"there are {modules} modules already, the most that the clock allows; do not grow further")
+    if not len(As) == len(Bs) == cells:
+        raise ValueError(
+            f"A and B must be lists of {cells}, one for each layer and direction, got {len(As)} and {len(Bs)}; "
+            "pass a pair for each of layer.cells"
+        )
+    for name, tensors, expected in (("A", As, (M, H)), ("B", Bs, (M, M))):
+        for i, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor) or tuple(tensor.shape) != expected:
+                got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(
+                    f"{name} of cell {i} must be a tensor {expected}, got {got}; fit it with n_components={M}"
+                )
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} of cell {i} is not finite; look for NaN in the hidden states")

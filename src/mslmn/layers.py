@@ -7,7 +7,7 @@ first), G = g*M, D directions, L layers, N steps of all sequences of a packed ba
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -157,8 +157,12 @@ class ClockedLayer(nn.Module):
         state: State | None,
         B: int,
         batch_sizes: Tensor | None = None,
+        hidden: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Every layer and direction: the output, the last memories (L*D, B, G), the clock at the start."""
+        """Every layer and direction: the output, the last memories (L*D, B, G), the clock at the start.
+
+        A list for the hidden states gets those of each cell.
+        """
         start = torch.zeros(B, dtype=torch.int64, device=x.device)
         clock = start if state is None else state[1]
         directions = (False, True) if self.bidirectional else (False,)
@@ -171,7 +175,9 @@ class ClockedLayer(nn.Module):
                 i, cell = next(cells)
                 m = cast(Cell, cell).initial_memory(B) if state is None else state[0][i]
                 # The backward direction begins at each sequence's last step, so its clock begins too.
-                run = cell(x, m, start if reverse else clock, batch_sizes, reverse, need_hidden=False)
+                run = cell(x, m, start if reverse else clock, batch_sizes, reverse, need_hidden=hidden is not None)
+                if hidden is not None:
+                    hidden.append(run.hidden)
                 outputs.append(run.memory)
                 last.append(run.last)
             x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
@@ -289,6 +295,38 @@ class MSLMN(ClockedLayer):
         self.hidden_size = hidden_size
         self.memory_size = memory_size
 
+    def hidden_states(self, input: Tensor | PackedSequence) -> list[Tensor]:
+        """h at every step, of each of ``cells``: (T, B, H), or (N, H) in the order of a packed input."""
+        hidden: list[Tensor] = []
+        if isinstance(input, PackedSequence):
+            checks.check_packed(input.data, input.batch_sizes, self.input_size, self._weight)
+            self._run(input.data, None, int(input.batch_sizes[0]), input.batch_sizes, hidden)
+            return hidden
+        checks.check_input(input, self.input_size, self.batch_first, self._weight)
+        x = input if input.dim() == 3 else input.unsqueeze(1)
+        x = x.transpose(0, 1) if input.dim() == 3 and self.batch_first else x
+        self._run(x, None, x.shape[1], hidden=hidden)
+        return hidden
+
+    def grow(self, A: Tensor | Sequence[Tensor], B: Tensor | Sequence[Tensor]) -> None:
+        """Add a module, slower than all others, to every layer and direction.
+
+        The new module computes ``A h + B m`` and speaks to no one: ``Whm[new] = A``, ``Wmm[new->new] = B``, all its
+        other weights are zero. So hidden states and the memory of the old modules stay what they were, bit for bit.
+        Upper layers of a stack get zero columns for their new inputs; every other parameter stays as it is.
+
+        Args:
+            A: (M, H); for several cells a list, one for each of ``cells``.
+            B: (M, M), likewise.
+        """
+        As, Bs = ([X] if isinstance(X, Tensor) else list(X) for X in (A, B))
+        checks.check_module(As, Bs, len(self.cells), self.memory_size, self.hidden_size, self.num_modules)
+        for i, (cell, A_i, B_i) in enumerate(zip(cast(Iterable[MSLMNCell], self.cells), As, Bs, strict=True)):
+            cell.grow(A_i, B_i)
+            if i >= self.num_directions:
+                cell.widen(self.num_directions, self.memory_size)
+        self.num_modules += 1
+
 
 class LMN(MSLMN):
     """Linear Memory Network (Bacciu, Carta, Sperduti 2019): the `MSLMN` with one module.
@@ -330,6 +368,10 @@ class LMN(MSLMN):
             device,
             dtype,
         )
+
+    def grow(self, A: Tensor | Sequence[Tensor], B: Tensor | Sequence[Tensor]) -> None:
+        """An LMN has one module: build ``MSLMN(..., num_modules=1)`` to grow."""
+        raise TypeError("an LMN has one module and cannot grow; build MSLMN(..., num_modules=1), which can")
 
 
 class ClockworkRNN(ClockedLayer):

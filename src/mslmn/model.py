@@ -1,0 +1,180 @@
+"""SequenceModel: an encoder, an optional normalisation of its memory, a readout; they grow together.
+
+Dimensions: see layers.py; O outputs. The memory is D * g blocks of M units: direction, then module, fastest first.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from . import checks
+from .cells import PerModule
+from .layers import MSLMN, ClockedLayer, State
+
+OUTPUTS = ("last", "all")
+NORMS = (None, "module")
+
+
+class Readout(nn.Module):
+    """y = sum_i Wmy[i] m_i + b_y, the weights of each module, in each direction, a parameter of their own."""
+
+    def __init__(self, D: int, g: int, M: int, O: int, bias: bool, like: Tensor) -> None:
+        super().__init__()
+        self.Wmy = nn.ModuleList([_blocks(g, lambda: like.new_empty(O, M)) for _ in range(D)])
+        self.b_y = nn.Parameter(like.new_empty(O)) if bias else None
+        bound = (D * g * M) ** -0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    @property
+    def weight(self) -> Tensor:
+        """(O, D*G), as the memory is laid out."""
+        return torch.cat([block for direction in self.Wmy for block in direction.tensors()], 1)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def set(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take over weights (O, D*G) and bias (O,)."""
+        blocks = [block for direction in self.Wmy for block in direction.tensors()]  # type: ignore[operator]
+        for block, value in zip(blocks, weight.split(blocks[0].shape[1], 1), strict=True):
+            block.copy_(value)
+        if self.b_y is not None and bias is not None:
+            self.b_y.copy_(bias)
+
+    def grow(self) -> None:
+        """Zeros for a new module in each direction: the output stays as it is."""
+        for direction in self.Wmy:
+            direction.append(nn.Parameter(torch.zeros_like(direction[0])))  # type: ignore[operator, index]
+
+    def forward(self, memory: Tensor) -> Tensor:  # (.., D*G) -> (.., O)
+        return F.linear(memory, self.weight, self.b_y)
+
+
+class ModuleNorm(nn.Module):
+    """Each module by itself, so that a new one changes nothing for the others:
+
+        m_k <- gain_k * m_k / sqrt(mean(m_k^2) + floor^2)
+
+    The floor bounds the gain where a module has not fired yet and is exactly zero.
+    """
+
+    FLOOR = 0.1
+
+    def __init__(self, D: int, g: int, M: int, like: Tensor) -> None:
+        super().__init__()
+        self.gain = nn.ModuleList([_blocks(g, lambda: torch.ones_like(like.new_empty(M))) for _ in range(D)])
+
+    def grow(self) -> None:
+        for direction in self.gain:
+            direction.append(nn.Parameter(torch.ones_like(direction[0])))  # type: ignore[operator, index]
+
+    def forward(self, memory: Tensor) -> Tensor:
+        gain = torch.stack([block for direction in self.gain for block in direction.tensors()])  # type: ignore[operator]
+        blocks = memory.unflatten(-1, gain.shape)  # (.., D*g, M)
+        scale = torch.rsqrt(blocks.square().mean(-1, keepdim=True) + self.FLOOR**2)
+        normal: Tensor = (blocks * scale * gain).flatten(-2)
+        return normal
+
+
+class SequenceModel(nn.Module):
+    """An encoder, a readout of its memory, and growth.
+
+    Args:
+        encoder: a layer of this package, or `nn.RNN`, `nn.LSTM`, `nn.GRU` to compare with.
+        output_size: O.
+        output: ``"last"`` reads the final memory of each direction, at each sequence's own end, and gives ``(B, O)``;
+            ``"all"`` reads the memory at every step and gives the form of the input.
+        norm: ``"module"`` normalises the memory before it is read, see `ModuleNorm`.
+        bias: whether the readout has ``b_y``.
+
+    Example:
+        >>> model = SequenceModel(MSLMN(13, 25, 25, num_modules=1, bidirectional=True), 10)
+        >>> model(torch.randn(97, 8, 13)).shape
+        torch.Size([8, 10])
+    """
+
+    def __init__(
+        self, encoder: nn.Module, output_size: int, *, output: str = "last", norm: str | None = None, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.output_size = checks.size("output_size", output_size)
+        self.output = checks.choice("output", output, OUTPUTS)
+        if norm not in NORMS:
+            raise ValueError(f"norm must be None or 'module', got {norm!r}; choose one of them")
+        self.bias = checks.flag("bias", bias)
+        D, g, M = _layout(encoder)
+        like = next(encoder.parameters()).detach()
+        self.norm = ModuleNorm(D, g, M, like) if norm else None
+        self.readout = Readout(D, g, M, self.output_size, bias, like)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The constructor's arguments, less the encoder."""
+        return {
+            "output_size": self.output_size,
+            "output": self.output,
+            "norm": None if self.norm is None else "module",
+            "bias": self.bias,
+        }
+
+    @property
+    def num_modules(self) -> int:
+        return _layout(self.encoder)[1]
+
+    def features(self, input: Tensor | PackedSequence) -> Tensor | PackedSequence:
+        """What the readout reads: (B, D*G), or, with ``output="all"``, in the form of the input."""
+        memory: Tensor | PackedSequence
+        memory, state = self.encoder(input)
+        if self.output == "last":
+            memory = _final(state, _layout(self.encoder)[0])
+        return memory if self.norm is None else _map(self.norm, memory)
+
+    def forward(self, input: Tensor | PackedSequence) -> Any:
+        return _map(self.readout, self.features(input))
+
+    def stream(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """The output at every step of a chunk, and the state to go on from: for unidirectional encoders."""
+        memory, state = self.encoder(input, state)
+        return self.readout(memory if self.norm is None else self.norm(memory)), state
+
+    def grow(self, A: Any, B: Any) -> None:
+        """A new, slower module, see `MSLMN.grow`; its readout is zero, so the output stays what it was."""
+        if not isinstance(self.encoder, MSLMN):
+            raise TypeError(
+                f"only an MSLMN grows, the encoder is {type(self.encoder).__name__}; build the model on one"
+            )
+        self.encoder.grow(A, B)
+        if self.norm is not None:
+            self.norm.grow()
+        self.readout.grow()
+
+
+def _layout(encoder: nn.Module) -> tuple[int, int, int]:
+    """D directions, g modules, M units of each."""
+    if isinstance(encoder, ClockedLayer):
+        return encoder.num_directions, encoder.num_modules, encoder._module_size
+    if isinstance(encoder, nn.RNNBase):
+        return 2 if encoder.bidirectional else 1, 1, encoder.proj_size or encoder.hidden_size
+    raise TypeError(
+        f"encoder must be a layer of mslmn, nn.RNN, nn.LSTM or nn.GRU, got {type(encoder).__name__}; "
+        "wrap another one yourself"
+    )
+
+
+def _final(state: Any, D: int) -> Tensor:
+    """The memory of the last layer at each sequence's end: (B, D*G); unbatched (D*G,)."""
+    memory = state[0] if isinstance(state, tuple) else state  # State, (h, c) or h: (L*D, B, G), or (L*D, G)
+    return torch.cat(memory[-D:].unbind(), -1)
+
+
+def _map(function: nn.Module, x: Tensor | PackedSequence) -> Any:
+    if isinstance(x, PackedSequence):
+        return PackedSequence(function(x.data), *x[1:])
+    return function(x)
+
+
+def _blocks(g: int, make: Any) -> PerModule:
+    return PerModule([nn.Parameter(make()) for _ in range(g)])

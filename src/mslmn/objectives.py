@@ -1,0 +1,225 @@
+"""What a model is trained for: NMSE, cross-entropy, CTC. Each knows its loss, its metric, its readout problem.
+
+Losses and metrics are sums and counts, so that they add up over batches and processes without a trace of how the data
+were cut.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from . import checks
+
+Output = Tensor | PackedSequence
+
+
+class Score(NamedTuple):
+    """A sum over items and their number; the mean is what one looks at."""
+
+    total: Tensor
+    items: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.items
+
+
+class Objective:
+    """The interface. ``metric_name`` is what `metric` measures; higher is better where ``higher_is_better``."""
+
+    metric_name = ""
+    higher_is_better = False
+    readout = "zeros"  # how to find that of a new module: "least squares", "convex", or leave it to training
+
+    def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        """Look at the training data before the first loss, if there is anything to learn from it."""
+
+    def loss(self, output: Output, target: Any) -> Score:
+        raise NotImplementedError
+
+    def metric(self, output: Output, target: Any) -> Score:
+        raise NotImplementedError
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments, with what `prepare` found."""
+        return {}
+
+
+class NMSE(Objective):
+    """Mean squared error over the variance of the target.
+
+    Args:
+        variance: of the target; found in the training data by `prepare` if not given. (Until then 1.)
+    """
+
+    metric_name = "NMSE"
+    readout = "least squares"
+
+    def __init__(self, variance: float | None = None) -> None:
+        if variance is not None:
+            checks.positive("variance", variance)
+        self.variance = variance
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"variance": self.variance}
+
+    def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        if self.variance is not None:
+            return
+        sums = torch.zeros(3, dtype=torch.float64)
+        for _, target in batches:
+            y = _data(target).double()
+            sums += torch.stack([y.square().sum(), y.sum(), y.new_tensor(y.numel())]).cpu()
+        squares, total, count = sums.tolist()
+        variance = squares / count - (total / count) ** 2 if count else 0.0
+        if not variance > 0:
+            raise ValueError("the targets are constant, so NMSE is not defined; pass variance=1 for the plain error")
+        self.variance = variance
+
+    def loss(self, output: Output, target: Any) -> Score:
+        y, expected = _data(output), _data(target)
+        if y.shape != expected.shape:
+            raise ValueError(
+                f"the target must have the shape of the output, {tuple(y.shape)}, got {tuple(expected.shape)}; "
+                "one value per output and step"
+            )
+        error = (y - expected).square().sum() / (self.variance or 1.0)
+        return Score(error, error.new_tensor(y.numel()))
+
+    metric = loss
+
+
+class CrossEntropy(Objective):
+    """Classification, of sequences (``output="last"``) or of every step (``"all"``). Targets are class numbers."""
+
+    metric_name = "accuracy"
+    higher_is_better = True
+    readout = "convex"
+
+    def loss(self, output: Output, target: Any) -> Score:
+        logits, classes = self._checked(output, target)
+        loss = F.cross_entropy(logits, classes, reduction="sum")
+        return Score(loss, loss.new_tensor(len(classes)))
+
+    def metric(self, output: Output, target: Any) -> Score:
+        logits, classes = self._checked(output, target)
+        right = (logits.argmax(1) == classes).sum().to(logits.dtype)
+        return Score(right, right.new_tensor(len(classes)))
+
+    def _checked(self, output: Output, target: Any) -> tuple[Tensor, Tensor]:
+        logits, classes = _data(output), _data(target)
+        if logits.shape[:-1] != classes.shape or classes.is_floating_point():
+            raise ValueError(
+                f"targets must be class numbers of shape {tuple(logits.shape[:-1])}, got {classes.dtype} "
+                f"{tuple(classes.shape)}; one number for each row of the output"
+            )
+        return logits.flatten(0, -2), classes.flatten()
+
+
+class CTC(Objective):
+    """Transcription: connectionist temporal classification (Graves et al. 2006), label 0 is the blank.
+
+    The output is at every step (``output="all"``), packed, or ``(T, B, O)`` where all are equally long; a target is a
+    list of label sequences, one tensor each. The loss of a sequence that is too short for its labels counts zero.
+    """
+
+    metric_name = "character accuracy"
+    higher_is_better = True
+
+    def loss(self, output: Output, target: Sequence[Tensor]) -> Score:
+        logits, lengths = _padded(output)
+        _check_labels(target, logits)
+        labels = [len(t) for t in target]
+        loss = F.ctc_loss(
+            logits.float().log_softmax(-1),
+            torch.cat([t.to(logits.device) for t in target]),
+            lengths,
+            torch.tensor(labels),
+            reduction="sum",
+            zero_infinity=True,
+        )
+        return Score(loss, loss.new_tensor(len(target)))
+
+    def metric(self, output: Output, target: Sequence[Tensor]) -> Score:
+        accuracies = [character_accuracy(found, t.tolist()) for found, t in zip(best_path(output), target, strict=True)]
+        logits = _data(output)
+        return Score(logits.new_tensor(sum(accuracies)), logits.new_tensor(len(accuracies)))
+
+
+def best_path(output: Output) -> list[list[int]]:
+    """The likeliest label at each step, repeats collapsed, then blanks dropped; one list for each sequence."""
+    logits, lengths = _padded(output)
+    paths = logits.argmax(-1).T  # (B, T)
+    decoded = []
+    for path, length in zip(paths, lengths.tolist(), strict=True):
+        labels = path[:length].unique_consecutive()
+        decoded.append(labels[labels != 0].tolist())
+    return decoded
+
+
+def character_accuracy(found: Sequence[int], expected: Sequence[int]) -> float:
+    """1 - edit distance / length; negative if more is wrong than there is."""
+    if not expected:
+        return float(not found)
+    return 1 - edit_distance(found, expected) / len(expected)
+
+
+def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
+    """Levenshtein's, by rapidfuzz if it is there."""
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError:
+        return _edit_distance(a, b)
+    return int(Levenshtein.distance(a, b))
+
+
+def _edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def _data(x: Any) -> Tensor:
+    if isinstance(x, PackedSequence):
+        return x.data
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"outputs and targets must be tensors or packed sequences, got {type(x).__name__}; convert them"
+        )
+    return x
+
+
+def _padded(output: Output) -> tuple[Tensor, Tensor]:
+    """(T, B, O), and the length of each sequence."""
+    if isinstance(output, PackedSequence):
+        return pad_packed_sequence(output)
+    if output.dim() != 3:
+        raise ValueError(
+            f"CTC needs an output at every step, (T, B, O), got {tuple(output.shape)}; "
+            "build the model with output='all'"
+        )
+    T, B = output.shape[:2]
+    return output, torch.full((B,), T)
+
+
+def _check_labels(target: Sequence[Tensor], logits: Tensor) -> None:
+    B, O = logits.shape[1:]
+    if len(target) != B:
+        raise ValueError(
+            f"CTC needs a label sequence for each of {B} sequences, got {len(target)}; pass a list of tensors"
+        )
+    for i, labels in enumerate(target):
+        if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) < O:
+            raise ValueError(
+                f"labels must be between 1 and {O - 1} (0 is the blank), got {int(labels.min())} to "
+                f"{int(labels.max())} in sequence {i}; renumber them, or give the model more outputs"
+            )
