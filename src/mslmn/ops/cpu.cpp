@@ -28,6 +28,7 @@
 #ifndef MSLMN_ISA
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -37,7 +38,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
-#include <type_traits>
+#include <utility>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -47,12 +48,23 @@ namespace {
 
 using std::int64_t;
 
+constexpr int64_t TILE = 13;  // rows that share each load of a weight, at most: two vectors of each fit 32 registers
+
 // What is to be computed; ops/cpu.py holds its mirror image.
 struct Problem {
     int64_t steps, batch, I, H, M, g;  // H = 0: the Clockwork RNN
     int64_t reverse, threads;
     const int64_t* offsets;  // step t of a packed batch: rows offsets[t] .. offsets[t+1]; null: every row at every t
     const int64_t* clock;    // (batch): steps consumed before
+
+    // Rows that go through time together, a tile at most. The batch is halved until the parts fit, so that they are
+    // equal, and are shared equally by two, four, .. threads.
+    int64_t blocks() const {
+        int64_t n = std::min<int64_t>(batch, 1);
+        while (n * TILE < batch) n *= 2;
+        return n;
+    }
+    int64_t begin(int64_t i) const { return i * batch / blocks(); }  // where block i does
 
     int64_t G() const { return g * M; }
     int64_t n(int64_t j) const { return H + (j + 1) * M; }  // rows of U_j
@@ -163,7 +175,7 @@ template <class T> class Buffer {
     T* get() const { return data; }
 };
 
-constexpr int64_t BLOCK = 8;     // rows that go through time together, and the largest tile
+constexpr int64_t WHOLE = 6;     // rows of a tile whose weight gradients are added at once, without saving them up
 constexpr int64_t GROUPS = 16;   // at most so many partial sums of weight gradients
 constexpr int64_t RECORDS = 32;  // steps whose weight gradients are added at once
 constexpr double WORTH_A_THREAD = 3e5;  // multiply-adds: below, waking a thread costs more than it saves
@@ -383,7 +395,9 @@ MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, i
     constexpr int L = LANES<T>, KS = NB * RV >= 8 ? 1 : NB * RV >= 4 ? 2 : 4;
     Vec<T> sum[KS][NB][RV] = {};
     if (init)
+#pragma GCC unroll 16
         for (int b = 0; b < NB; b++)
+#pragma GCC unroll 8
             for (int v = 0; v < RV; v++) sum[0][b][v] = load(init + b * init_stride + v * L);
     int64_t k = 0;
     for (; k + KS <= K; k += KS)
@@ -392,17 +406,20 @@ MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, i
             Vec<T> w[RV];
 #pragma GCC unroll 8
             for (int v = 0; v < RV; v++) w[v] = load(W + (k + s) * ld + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int b = 0; b < NB; b++) {
                 const T x = in[b * in_stride + k + s];
 #pragma GCC unroll 8
                 for (int v = 0; v < RV; v++) sum[s][b][v] += w[v] * x;
             }
         }
-    for (; k < K; k++)
-        for (int b = 0; b < NB; b++)
-            for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * in_stride + k];
+    if constexpr (KS > 1)
+        for (; k < K; k++)
+            for (int b = 0; b < NB; b++)
+                for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * in_stride + k];
+#pragma GCC unroll 16
     for (int b = 0; b < NB; b++)
+#pragma GCC unroll 8
         for (int v = 0; v < RV; v++) {
             for (int s = 1; s < KS; s++) sum[0][b][v] += sum[s][b][v];
             store(out + b * out_stride + v * L, sum[0][b][v]);
@@ -420,18 +437,30 @@ MSLMN_INLINE void product_rest(int64_t vectors, const T* W, int64_t ld, int64_t 
     }
 }
 
-// The same for any number of vectors. W is (K, ld), rows of W, init and out hold `vectors` vectors.
+// The same for any number of vectors.
 template <class T, int NB>
-__attribute__((noinline)) void product(const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
-                                       int64_t in_stride, const T* init, int64_t init_stride, T* out,
-                                       int64_t out_stride) {
-    constexpr int L = LANES<T>, RV = std::max(1, std::min(6, (MSLMN_REGISTERS == 32 ? 20 : 8) / NB));
+__attribute__((noinline)) void product_rows(const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
+                                            int64_t in_stride, const T* init, int64_t init_stride, T* out,
+                                            int64_t out_stride) {
+    constexpr int L = LANES<T>, RV = std::max(1, std::min(6, (MSLMN_REGISTERS == 32 ? 26 : 12) / NB));
     int64_t v = 0;
     for (; v + RV <= vectors; v += RV)
         product_tile<T, NB, RV>(W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr, init_stride,
                                 out + v * L, out_stride);
     product_rest<T, NB, RV - 1>(vectors - v, W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr,
                                 init_stride, out + v * L, out_stride);
+}
+
+template <class T, std::size_t... N> constexpr auto products(std::index_sequence<N...>) {
+    return std::array{&product_rows<T, N + 1>...};
+}
+
+// The same for any number of rows up to a tile. W is (K, ld), rows of W, init and out hold `vectors` vectors.
+template <class T>
+MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
+                          int64_t in_stride, const T* init, int64_t init_stride, T* out, int64_t out_stride) {
+    static constexpr auto by_rows = products<T>(std::make_index_sequence<TILE>());
+    by_rows[rows - 1](W, ld, K, vectors, in, in_stride, init, init_stride, out, out_stride);
 }
 
 // W[i] += sum_k left[k][i] right[k], for RR rows i and CV vectors of each.
@@ -574,16 +603,8 @@ template <class T> struct Layout {
     }
 };
 
-// Calls body(rows in the tile, first of them) for tiles of 8, 4, 2 and 1 rows of a block.
-template <class Body> MSLMN_INLINE void in_tiles(int64_t first, int64_t end, Body body) {
-    if (end - first >= 8) body(std::integral_constant<int, 8>(), first), first += 8;
-    if (end - first >= 4) body(std::integral_constant<int, 4>(), first), first += 4;
-    if (end - first >= 2) body(std::integral_constant<int, 2>(), first), first += 2;
-    if (end - first >= 1) body(std::integral_constant<int, 1>(), first);
-}
-
-// The same for the rows of a block that have a step t, a tile being rows at the same point of their clocks: calls
-// body(rows in the tile, first of them, modules that fire).
+// Calls body(rows in the tile, first of them, modules that fire) for the rows of a block that have a step t, a tile
+// being rows at the same point of their clocks.
 template <class Body>
 MSLMN_INLINE void for_tiles(const Problem& p, const int64_t* start, const int64_t* length, int64_t t, int64_t first,
                             int64_t end, Body body) {
@@ -595,7 +616,7 @@ MSLMN_INLINE void for_tiles(const Problem& p, const int64_t* start, const int64_
         const int64_t c = fires(b);
         int64_t same = 1;
         while (b + same < end && fires(b + same) == c) same++;
-        in_tiles(b, b + same, [&](auto NB, int64_t row) { body(NB, row, c); });
+        body(same, b, c);
         b += same;
     }
 }
@@ -630,21 +651,21 @@ template <class T> class ForwardPass {
         }
     }
 
-    int64_t workspace() const { return BLOCK * at.stride; }
+    int64_t workspace() const { return TILE * at.stride; }
 
     void block(int64_t first, int64_t end, T* state) const {
-        int64_t start[BLOCK], length[BLOCK];
+        int64_t start[TILE], length[TILE];
         for (int64_t b = first; b < end; b++) {
             T* row = state + (b - first) * at.stride;
             start[b - first] = p.clock[b];
             length[b - first] = p.length(b);
             copy_rows(row, at.Mp, io.m0 + b * p.G(), p.g, p.M);
         }
-        in_tiles(first, end, [&](auto NB, int64_t b) { send<NB>(state + (b - first) * at.stride, p.g); });
+        send(end - first, state, p.g);
         for (int64_t s = 0; s < p.steps; s++) {
             const int64_t t = p.reverse ? p.steps - 1 - s : s;
-            for_tiles(p, start, length, t, first, end, [&](auto NB, int64_t b, int64_t c) {
-                step<NB>(state + (b - first) * at.stride, p.first(t) + b, c);
+            for_tiles(p, start, length, t, first, end, [&](int64_t n, int64_t b, int64_t c) {
+                step(n, state + (b - first) * at.stride, p.first(t) + b, c);
             });
         }
         for (int64_t b = first; b < end; b++) write_memory(io.last + b * p.G(), state + (b - first) * at.stride);
@@ -652,40 +673,40 @@ template <class T> class ForwardPass {
 
   private:
     // z_j = z_{j+1} + U_j m_j of the c fastest modules, slowest first
-    template <int NB> void send(T* rows, int64_t c) const {
+    void send(int64_t n, T* rows, int64_t c) const {
         for (int64_t j = c - 1; j >= 0; j--) {
             const bool slowest = j + 1 == p.g;
-            product<T, NB>(U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, at.stride,
+            product<T>(n, U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, at.stride,
                            slowest ? biases.get() : rows + at.z[j + 1], slowest ? 0 : at.stride, rows + at.z[j],
                            at.stride);
         }
     }
 
-    template <int NB> void squash(T* rows, int64_t n) const {
-        for (int b = 0; b < NB; b++)
-            for (T* v = rows + b * at.stride; v < rows + b * at.stride + n; v += L) store(v, tanh_of<T>(load(v)));
+    void squash(int64_t n, T* rows, int64_t values) const {
+        for (T* row = rows; row < rows + n * at.stride; row += at.stride)
+            for (T* v = row; v < row + values; v += L) store(v, tanh_of<T>(load(v)));
     }
 
-    template <int NB> void step(T* rows, int64_t index, int64_t c) const {
+    void step(int64_t n, T* rows, int64_t index, int64_t c) const {
         const T* x = io.x + index * p.I;
         if (p.H) {
             T* h = rows + at.h;
-            product<T, NB>(Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, p.I, rows + at.z[0], at.stride, h, at.stride);
-            squash<NB>(h, at.Hp);
+            product<T>(n, Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, p.I, rows + at.z[0], at.stride, h, at.stride);
+            squash(n, h, at.Hp);
             if (io.hidden)
-                for (int b = 0; b < NB; b++) copy(io.hidden + (index + b) * p.H, h + b * at.stride, p.H);
+                for (int64_t b = 0; b < n; b++) copy(io.hidden + (index + b) * p.H, h + b * at.stride, p.H);
         }
         for (int64_t k = 0; k < c; k++) {
             T *m = rows + k * at.Mp, *z = rows + at.z[k] + p.H + k * p.M;
             if (p.H) {
-                product<T, NB>(Whm[k].get(), at.Mp, p.H, at.Mp / L, rows + at.h, at.stride, z, at.stride, m, at.stride);
+                product<T>(n, Whm[k].get(), at.Mp, p.H, at.Mp / L, rows + at.h, at.stride, z, at.stride, m, at.stride);
             } else {
-                product<T, NB>(Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, p.I, z, at.stride, m, at.stride);
-                squash<NB>(m, at.Mp);
+                product<T>(n, Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, p.I, z, at.stride, m, at.stride);
+                squash(n, m, at.Mp);
             }
         }
-        for (int b = 0; b < NB; b++) write_memory(io.memory + (index + b) * p.G(), rows + b * at.stride);
-        send<NB>(rows, c);
+        for (int64_t b = 0; b < n; b++) write_memory(io.memory + (index + b) * p.G(), rows + b * at.stride);
+        send(n, rows, c);
     }
 
     void write_memory(T* to, const T* row) const {
@@ -707,9 +728,9 @@ template <class T> class OuterSum {
         : rows(rows), left_ld(padded<T>(rows)), ld(padded<T>(columns)), sum(rows * ld),
           left(RECORDS * left_ld, false), right(RECORDS * ld, false) {}
 
-    template <int NB> MSLMN_INLINE void record(const T* l, const T* r, int64_t stride) {
-        if (NB == BLOCK) return outer(sum.get(), ld, rows, ld / LANES<T>, BLOCK, l, stride, r, stride);
-        for (int b = 0; b < NB; b++) {
+    void record(int64_t n, const T* l, const T* r, int64_t stride) {
+        if (n >= WHOLE) return outer(sum.get(), ld, rows, ld / LANES<T>, n, l, stride, r, stride);
+        for (int64_t b = 0; b < n; b++) {
             if (records == RECORDS) flush();
             copy(left.get() + records * left_ld, l + b * stride, rows);
             copy(right.get() + records * ld, r + b * stride, ld);
@@ -787,10 +808,10 @@ template <class T> class BackwardPass {
     }
 
     const Layout<T>& layout() const { return at; }
-    int64_t workspace() const { return BLOCK * at.stride; }
+    int64_t workspace() const { return TILE * at.stride; }
 
     void block(int64_t first, int64_t end, T* state, Gradients<T>* gradients) const {
-        int64_t start[BLOCK], length[BLOCK];
+        int64_t start[TILE], length[TILE];
         zero(state, workspace());
         for (int64_t b = first; b < end; b++) {
             start[b - first] = p.clock[b];
@@ -799,13 +820,11 @@ template <class T> class BackwardPass {
         }
         for (int64_t s = p.steps - 1; s >= 0; s--) {
             const int64_t t = p.reverse ? p.steps - 1 - s : s;
-            for_tiles(p, start, length, t, first, end, [&](auto NB, int64_t b, int64_t c) {
-                step<NB>(state + (b - first) * at.stride, p.first(t) + b, c, gradients);
+            for_tiles(p, start, length, t, first, end, [&](int64_t n, int64_t b, int64_t c) {
+                step(n, state + (b - first) * at.stride, p.first(t) + b, c, gradients);
             });
         }
-        in_tiles(first, end, [&](auto NB, int64_t b) {
-            receive<NB>(state + (b - first) * at.stride, p.g, io.m0 + b * p.G(), gradients);
-        });
+        receive(end - first, state, p.g, io.m0 + first * p.G(), gradients);
         for (int64_t b = first; b < end; b++) {
             T* row = state + (b - first) * at.stride;
             for (int64_t k = 0; k < p.g; k++) copy(io.gm0 + b * p.G() + k * p.M, row + k * at.Mp, p.M);
@@ -816,42 +835,42 @@ template <class T> class BackwardPass {
   private:
     // gm_j += U_j^T gz_j;  gz_{j+1} += gz_j;  dU_j += gz_j m_j^T;  gz_j = 0, of the c fastest modules; m: the memories
     // of the rows after the step, as torch holds them
-    template <int NB> void receive(T* rows, int64_t c, const T* m, Gradients<T>* gradients) const {
+    void receive(int64_t n, T* rows, int64_t c, const T* m, Gradients<T>* gradients) const {
         for (int64_t j = 0; j < c; j++) {
             T *gm = rows + j * at.Mp, *gz = rows + at.z[j];
-            product<T, NB>(U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, at.stride, gm, at.stride, gm, at.stride);
+            product<T>(n, U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, at.stride, gm, at.stride, gm, at.stride);
             if (gradients) {
-                for (int b = 0; b < NB; b++) M_values.copy_to(rows + b * at.stride + at.m, m + b * p.G() + j * p.M);
-                gradients->U[j].template record<NB>(gz, rows + at.m, at.stride);
+                for (int64_t b = 0; b < n; b++) M_values.copy_to(rows + b * at.stride + at.m, m + b * p.G() + j * p.M);
+                gradients->U[j].record(n, gz, rows + at.m, at.stride);
             }
-            for (int b = 0; b < NB; b++) {
+            for (int64_t b = 0; b < n; b++) {
                 add(rows + b * at.stride + at.z[j + 1], gz + b * at.stride, at.ld[j]);
                 if (j > 0 || p.H == 0) zero(gz + b * at.stride, at.ld[j]);
             }
         }
     }
 
-    template <int NB> void step(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void step(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         if (io.gmemory)
-            for (int b = 0; b < NB; b++)
+            for (int64_t b = 0; b < n; b++)
                 for (int64_t k = 0; k < p.g; k++)
                     M_values.add_to(rows + b * at.stride + k * at.Mp, io.gmemory + (index + b) * p.G() + k * p.M);
-        receive<NB>(rows, c, io.memory + index * p.G(), gradients);
-        for (int b = 0; b < NB; b++) {
+        receive(n, rows, c, io.memory + index * p.G(), gradients);
+        for (int64_t b = 0; b < n; b++) {
             if (gradients) I_values.copy_to(rows + b * at.stride + at.x, io.x + (index + b) * p.I);
             if (io.gx) zero(rows + b * at.stride + at.gx, at.Ip);
         }
         if (p.H)
-            through_hidden<NB>(rows, index, c, gradients);
+            through_hidden(n, rows, index, c, gradients);
         else
-            through_modules<NB>(rows, index, c, gradients);
+            through_modules(n, rows, index, c, gradients);
         if (io.gx)
-            for (int b = 0; b < NB; b++) copy(io.gx + (index + b) * p.I, rows + b * at.stride + at.gx, p.I);
+            for (int64_t b = 0; b < n; b++) copy(io.gx + (index + b) * p.I, rows + b * at.stride + at.gx, p.I);
     }
 
-    template <int NB> void through_hidden(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void through_hidden(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         T *h = rows + at.h, *gh = rows + at.gh;
-        for (int b = 0; b < NB; b++) {
+        for (int64_t b = 0; b < n; b++) {
             H_values.copy_to(h + b * at.stride, io.hidden + (index + b) * p.H);
             if (io.ghidden)
                 H_values.copy_to(gh + b * at.stride, io.ghidden + (index + b) * p.H);
@@ -860,10 +879,10 @@ template <class T> class BackwardPass {
         }
         for (int64_t k = 0; k < c; k++) {
             T* gm = rows + k * at.Mp;
-            product<T, NB>(Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, at.stride, gh, at.stride, gh, at.stride);
-            if (gradients) gradients->Whm[k].template record<NB>(gm, h, at.stride);
+            product<T>(n, Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, at.stride, gh, at.stride, gh, at.stride);
+            if (gradients) gradients->Whm[k].record(n, gm, h, at.stride);
         }
-        for (int b = 0; b < NB; b++) {
+        for (int64_t b = 0; b < n; b++) {
             T *row = rows + b * at.stride, *hb = h + b * at.stride, *ga = gh + b * at.stride;
             for (int64_t i = 0; i < at.Hp; i += L) {
                 const Vec<T> v = load(ga + i) * (T(1) - load(hb + i) * load(hb + i));
@@ -878,45 +897,44 @@ template <class T> class BackwardPass {
                 }
             }
         }
-        from_input<NB>(rows, gh, p.H, Wxh[0], gradients ? &gradients->Wxh[0] : nullptr);
+        from_input(n, rows, gh, p.H, Wxh[0], gradients ? &gradients->Wxh[0] : nullptr);
     }
 
-    template <int NB> void through_modules(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void through_modules(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         for (int64_t k = 0; k < c; k++) {
             T* ga = rows + k * at.Mp;
-            for (int b = 0; b < NB; b++) {
+            for (int64_t b = 0; b < n; b++) {
                 T* gb = ga + b * at.stride;
                 const T* m = io.memory + (index + b) * p.G() + k * p.M;
                 for (int64_t i = 0; i < p.M; i++) gb[i] *= T(1) - m[i] * m[i];
                 add(rows + b * at.stride + at.z[k] + k * p.M, gb, at.Mp);
             }
-            from_input<NB>(rows, ga, p.M, Wxh[k], gradients ? &gradients->Wxh[k] : nullptr);
-            for (int b = 0; b < NB; b++) zero(ga + b * at.stride, at.Mp);
+            from_input(n, rows, ga, p.M, Wxh[k], gradients ? &gradients->Wxh[k] : nullptr);
+            for (int64_t b = 0; b < n; b++) zero(ga + b * at.stride, at.Mp);
         }
     }
 
     // gx += Wxh^T ga;  dWxh += ga x^T
-    template <int NB>
-    void from_input(T* rows, const T* ga, int64_t K, const Buffer<T>& W, OuterSum<T>* gradient) const {
+    void from_input(int64_t n, T* rows, const T* ga, int64_t K, const Buffer<T>& W, OuterSum<T>* gradient) const {
         T* gx = rows + at.gx;
-        if (io.gx) product<T, NB>(W.get(), at.Ip, K, at.Ip / L, ga, at.stride, gx, at.stride, gx, at.stride);
-        if (gradient && p.I) gradient->template record<NB>(ga, rows + at.x, at.stride);
+        if (io.gx) product<T>(n, W.get(), at.Ip, K, at.Ip / L, ga, at.stride, gx, at.stride, gx, at.stride);
+        if (gradient && p.I) gradient->record(n, ga, rows + at.x, at.stride);
     }
 };
 
 template <class T> void forward(const Problem& p, const Forward<T>& io) {
     const ForwardPass<T> pass(p, io);
-    const int64_t blocks = ceil_div(p.batch, BLOCK), threads = useful_threads(p, blocks, 1);
+    const int64_t blocks = p.blocks(), threads = useful_threads(p, blocks, 1);
     std::vector<Buffer<T>> states;
     for (int64_t i = 0; i < threads; i++) states.emplace_back(pass.workspace());
     parallel(blocks, threads, [&](int64_t i, int64_t thread) {
-        pass.block(i * BLOCK, std::min((i + 1) * BLOCK, p.batch), states[thread].get());
+        pass.block(p.begin(i), p.begin(i + 1), states[thread].get());
     });
 }
 
 template <class T> void backward(const Problem& p, const Backward<T>& io) {
     const BackwardPass<T> pass(p, io);
-    const int64_t blocks = ceil_div(p.batch, BLOCK), groups = std::min(blocks, GROUPS);
+    const int64_t blocks = p.blocks(), groups = std::min(blocks, GROUPS);
     const int64_t threads = useful_threads(p, groups, 2);
     std::vector<Buffer<T>> states;
     std::vector<Gradients<T>> gradients;
@@ -924,7 +942,7 @@ template <class T> void backward(const Problem& p, const Backward<T>& io) {
     for (int64_t i = 0; i < groups && io.gweights; i++) gradients.emplace_back(p, pass.layout());
     parallel(groups, threads, [&](int64_t i, int64_t thread) {
         for (int64_t block = i * blocks / groups; block < (i + 1) * blocks / groups; block++)
-            pass.block(block * BLOCK, std::min((block + 1) * BLOCK, p.batch), states[thread].get(),
+            pass.block(p.begin(block), p.begin(block + 1), states[thread].get(),
                        io.gweights ? &gradients[i] : nullptr);
     });
     if (io.gweights)
