@@ -465,42 +465,52 @@ MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64
 
 // W[i] += sum_k left[k][i] right[k], for RR rows i and CV vectors of each.
 template <class T, int RR, int CV>
-MSLMN_INLINE void outer_tile(T* W, int64_t ld, int64_t K, const T* left, int64_t left_stride, const T* right,
-                             int64_t right_stride) {
+__attribute__((noinline)) void outer_tile(T* W, int64_t ld, int64_t K, const T* left, int64_t left_stride,
+                                          const T* right, int64_t right_stride) {
     constexpr int L = LANES<T>;
     Vec<T> sum[RR][CV];
+#pragma GCC unroll 16
     for (int i = 0; i < RR; i++)
+#pragma GCC unroll 4
         for (int v = 0; v < CV; v++) sum[i][v] = load(W + i * ld + v * L);
     for (int64_t k = 0; k < K; k++) {
         Vec<T> r[CV];
 #pragma GCC unroll 4
         for (int v = 0; v < CV; v++) r[v] = load(right + k * right_stride + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < RR; i++) {
             const T x = left[k * left_stride + i];
 #pragma GCC unroll 4
             for (int v = 0; v < CV; v++) sum[i][v] += r[v] * x;
         }
     }
+#pragma GCC unroll 16
     for (int i = 0; i < RR; i++)
+#pragma GCC unroll 4
         for (int v = 0; v < CV; v++) store(W + i * ld + v * L, sum[i][v]);
 }
 
+template <class T, int CV, std::size_t... N> constexpr auto outers(std::index_sequence<N...>) {
+    return std::array{&outer_tile<T, N + 1, CV>...};
+}
+
+// The same for any number of rows, in equal parts: few rows are too few sums to hide the latency of a multiply-add.
 template <class T, int CV>
 MSLMN_INLINE void outer_rows(T* W, int64_t ld, int64_t rows, int64_t K, const T* left, int64_t left_stride,
                              const T* right, int64_t right_stride) {
-    constexpr int RR = MSLMN_REGISTERS == 32 ? 8 : 4;
-    int64_t i = 0;
-    for (; i + RR <= rows; i += RR)
-        outer_tile<T, RR, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
-    for (; i + 2 <= rows; i += 2) outer_tile<T, 2, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
-    if (i < rows) outer_tile<T, 1, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
+    constexpr int64_t MOST = MSLMN_REGISTERS == 32 ? 12 : 6;
+    static constexpr auto by_rows = outers<T, CV>(std::make_index_sequence<MOST>());
+    for (int64_t parts = ceil_div(rows, MOST), i = 0; parts > 0; parts--) {
+        const int64_t n = ceil_div(rows - i, parts);
+        by_rows[n - 1](W + i * ld, ld, K, left + i, left_stride, right, right_stride);
+        i += n;
+    }
 }
 
 // The same for any number of rows and vectors.
 template <class T>
-__attribute__((noinline)) void outer(T* W, int64_t ld, int64_t rows, int64_t vectors, int64_t K, const T* left,
-                                     int64_t left_stride, const T* right, int64_t right_stride) {
+void outer(T* W, int64_t ld, int64_t rows, int64_t vectors, int64_t K, const T* left, int64_t left_stride,
+           const T* right, int64_t right_stride) {
     constexpr int L = LANES<T>;
     int64_t v = 0;
     for (; v + 2 <= vectors; v += 2)
@@ -574,11 +584,6 @@ template <class T> void transpose(T* to, int64_t ld, const T* from, int64_t rows
 // Whole vectors: what lies between n and the end of the last one is added too.
 template <class T> MSLMN_INLINE void add(T* to, const T* what, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES<T>) store(to + i, load(to + i) + load(what + i));
-}
-template <class T> MSLMN_INLINE void add_exactly(T* to, const T* what, int64_t n) {
-    int64_t i = 0;
-    for (; i + LANES<T> <= n; i += LANES<T>) store(to + i, load(to + i) + load(what + i));
-    for (; i < n; i++) to[i] += what[i];
 }
 
 // Where things lie in the state of one row: memories or their gradients, from 0, modules at multiples of Mp, a whole
@@ -738,25 +743,25 @@ template <class T> class OuterSum {
         }
     }
 
-    // Adds rows [from, from + n) to a (n, columns) matrix as torch holds it.
-    void add_to(T* to, int64_t from, int64_t n, int64_t columns) {
-        flush();
-        for (int64_t i = 0; i < n; i++) add_exactly(to + i * columns, sum.get() + (from + i) * ld, columns);
-    }
-
-  private:
     void flush() {
         outer(sum.get(), ld, rows, ld / LANES<T>, records, left.get(), left_ld, right.get(), ld);
         records = 0;
+    }
+
+    // These two after a flush. The second writes rows [from, from + n), as torch holds a (n, columns) matrix.
+    void add(const OuterSum& other) { MSLMN_ISA::add(sum.get(), other.sum.get(), rows * ld); }
+    void write(T* to, int64_t from, int64_t n, int64_t columns) const {
+        for (int64_t i = 0; i < n; i++) copy(to + i * columns, sum.get() + (from + i) * ld, columns);
     }
 };
 
 // The weight gradients of a group of rows.
 template <class T> struct Gradients {
     std::vector<OuterSum<T>> U, Wxh, Whm;
+    int64_t size;  // of the biases
     Buffer<T> biases;
 
-    Gradients(const Problem& p, const Layout<T>& at) : biases(at.ld[p.g]) {
+    Gradients(const Problem& p, const Layout<T>& at) : size(at.ld[p.g]), biases(size) {
         if (p.H) Wxh.emplace_back(p.H, p.I);
         for (int64_t j = 0; j < p.g; j++) {
             U.emplace_back(p.n(j), p.M);
@@ -764,16 +769,28 @@ template <class T> struct Gradients {
         }
     }
 
-    void add_to(const Problem& p, const Weights<T>& w) {
+    void flush() {
+        for (auto* sums : {&U, &Wxh, &Whm})
+            for (auto& sum : *sums) sum.flush();
+    }
+
+    // These two after a flush.
+    void add(const Gradients& other) {
+        for (std::size_t i = 0; i < U.size(); i++) U[i].add(other.U[i]);
+        for (std::size_t i = 0; i < Wxh.size(); i++) Wxh[i].add(other.Wxh[i]);
+        for (std::size_t i = 0; i < Whm.size(); i++) Whm[i].add(other.Whm[i]);
+        MSLMN_ISA::add(biases.get(), other.biases.get(), size);
+    }
+    void write(const Problem& p, const Weights<T>& w) const {
         if (p.H) {
-            Wxh[0].add_to(w.Wxh, 0, p.H, p.I);
-            if (w.b_h) add_exactly(w.b_h, biases.get(), p.H);
+            Wxh[0].write(w.Wxh, 0, p.H, p.I);
+            if (w.b_h) copy(w.b_h, biases.get(), p.H);
         }
         for (int64_t j = 0; j < p.g; j++) {
-            if (p.H) U[j].add_to(w.Wmh[j], 0, p.H, p.M);
-            U[j].add_to(w.Wmm[j], p.H, (j + 1) * p.M, p.M);
-            (p.H ? Whm : Wxh)[j].add_to(w.Whm[j], 0, p.M, p.H ? p.H : p.I);
-            if (w.b_m[j]) add_exactly(w.b_m[j], biases.get() + p.H + j * p.M, p.M);
+            if (p.H) U[j].write(w.Wmh[j], 0, p.H, p.M);
+            U[j].write(w.Wmm[j], p.H, (j + 1) * p.M, p.M);
+            (p.H ? Whm : Wxh)[j].write(w.Whm[j], 0, p.M, p.H ? p.H : p.I);
+            if (w.b_m[j]) copy(w.b_m[j], biases.get() + p.H + j * p.M, p.M);
         }
     }
 };
@@ -934,7 +951,7 @@ template <class T> void forward(const Problem& p, const Forward<T>& io) {
 
 template <class T> void backward(const Problem& p, const Backward<T>& io) {
     const BackwardPass<T> pass(p, io);
-    const int64_t blocks = p.blocks(), groups = std::min(blocks, GROUPS);
+    const int64_t blocks = p.blocks(), groups = std::max<int64_t>(1, std::min(blocks, GROUPS));
     const int64_t threads = useful_threads(p, groups, 2);
     std::vector<Buffer<T>> states;
     std::vector<Gradients<T>> gradients;
@@ -944,9 +961,12 @@ template <class T> void backward(const Problem& p, const Backward<T>& io) {
         for (int64_t block = i * blocks / groups; block < (i + 1) * blocks / groups; block++)
             pass.block(p.begin(block), p.begin(block + 1), states[thread].get(),
                        io.gweights ? &gradients[i] : nullptr);
+        if (io.gweights) gradients[i].flush();
     });
-    if (io.gweights)
-        for (auto& group : gradients) group.add_to(p, Weights<T>(io.gweights, p.g));
+    if (io.gweights) {
+        for (int64_t i = 1; i < groups; i++) gradients[0].add(gradients[i]);
+        gradients[0].write(p, Weights<T>(io.gweights, p.g));
+    }
 }
 
 #undef MSLMN_INLINE

@@ -129,7 +129,7 @@ def backward(
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     W = _Pointers(weights)
-    gflat = x.new_zeros(sum(map(Tensor.numel, W.tensors)) if need_weights else 0)
+    gflat = x.new_empty(sum(map(Tensor.numel, W.tensors)) if need_weights else 0)
     gW = W.into(gflat) if need_weights else None
     tensors = (x, m, memory, hidden, W, gmemory, ghidden if weights.H else None, glast, gx if need_x else None, gm, gW)
     _call("backward", _problem(x, m, clock, weights, offsets, reverse), _Backward, tensors, x.dtype)
