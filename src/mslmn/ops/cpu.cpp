@@ -50,7 +50,7 @@ using std::int64_t;
 
 constexpr int64_t TILE = 13;  // rows that share each load of a weight, at most: two vectors of each fit 32 registers
 
-// What is to be computed; ops/cpu.py holds its mirror image.
+// What is to be computed; ops/cpu.py lists the same in the same order.
 struct Problem {
     int64_t steps, batch, I, H, M, g;  // H = 0: the Clockwork RNN
     int64_t reverse, threads;
@@ -86,7 +86,7 @@ inline int64_t active(int64_t t, int64_t g) {
     return t == 0 ? g : std::min<int64_t>(g, 1 + __builtin_ctzll(static_cast<unsigned long long>(t)));
 }
 
-// Parameters, or their gradients, as torch holds them: pointers, null where there is none. The Clockwork RNN has g
+// Parameters, or their gradients, as torch holds them: pointers to each, null where there is none. The Clockwork RNN has g
 // Wxh and b_h, in the place of Whm and b_m, and its Whh in the place of Wmm.
 template <class T> struct Weights {
     T *const Wxh, *const b_h;
@@ -95,6 +95,22 @@ template <class T> struct Weights {
         : Wxh(p[0]), b_h(p[1]), Wmh(p + 2), Whm(p + 2 + g), Wmm(p + 2 + 2 * g), b_m(p + 2 + 3 * g) {}
 };
 
+// Their gradients, as one block of memory holds them, one after the other: pointers to each, null where there is none.
+template <class T> std::vector<T*> places(const Problem& p, const T* const* weights, T* flat) {
+    std::vector<int64_t> sizes{p.H * p.I, p.H};
+    sizes.insert(sizes.end(), p.g, p.H * p.M);
+    sizes.insert(sizes.end(), p.g, p.M * (p.H ? p.H : p.I));
+    for (int64_t j = 0; j < p.g; j++) sizes.push_back((j + 1) * p.M * p.M);
+    sizes.insert(sizes.end(), p.g, p.M);
+    std::vector<T*> found;
+    for (std::size_t i = 0; i < sizes.size(); i++) {
+        found.push_back(weights[i] ? flat : nullptr);
+        if (weights[i]) flat += sizes[i];
+    }
+    return found;
+}
+
+// ops/cpu.py lists the same in the same order, here and below.
 template <class T> struct Forward {
     const T *x, *m0;
     const T* const* weights;
@@ -106,7 +122,7 @@ template <class T> struct Backward {
     const T* const* weights;
     const T *gmemory, *ghidden, *glast;  // may be null: zero
     T *gx, *gm0;                         // gx: may be null, not wanted
-    T* const* gweights;                  // may be null, not wanted
+    T* gweights;                         // may be null, not wanted
 };
 
 // The workspace of a call. It is kept for the thread's next call, so that a step of training does not fetch and return
@@ -965,7 +981,7 @@ template <class T> void backward(const Problem& p, const Backward<T>& io) {
     });
     if (io.gweights) {
         for (int64_t i = 1; i < groups; i++) gradients[0].add(gradients[i]);
-        gradients[0].write(p, Weights<T>(io.gweights, p.g));
+        gradients[0].write(p, Weights<T>(places(p, io.weights, io.gweights).data(), p.g));
     }
 }
 
