@@ -105,7 +105,6 @@ class _Run(torch.autograd.Function):
         x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
         need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
         clockwork, bias, reverse = ctx.flags
-        w = Weights.from_flat(weights, clockwork, bias)
         # The operator tells those who want a second derivative, and knows how to take many gradients at once.
         eager = _eager(x, *grads)
         if eager and not all(g is None or torch._C._has_storage(g) for g in grads):
@@ -117,20 +116,26 @@ class _Run(torch.autograd.Function):
             results = run_backward_op(
                 *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
             )
-        else:
-            results = ctx.backend.backward(
-                *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
-            )
-        gx, gm, gweights = _separate(results, w, need_x, need_weights)
-        return gx, gm, None, None, None, None, None, *gweights
+            gx, gm, gweights = _separate(results, weights, need_x, need_weights)
+            return gx, gm, None, None, None, None, None, *gweights
+        w = Weights.from_flat(weights, clockwork, bias)
+        gx, gm, gflat = ctx.backend.backward(
+            *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
+        )
+        parts = unflatten(gflat, w.sizes) if need_weights else [None] * len(weights)
+        return gx if need_x else None, gm, None, None, None, None, None, *parts
 
 
 def _separate(
-    results: Results, w: Weights, need_x: bool, need_weights: bool
-) -> tuple[Tensor | None, Tensor, Sequence[Tensor | None]]:
-    """The gradients of x, m and each weight, None where none is needed."""
+    results: Results, weights: Sequence[Tensor], need_x: bool, need_weights: bool
+) -> tuple[Tensor | None, Tensor, list[Tensor | None]]:
+    """What the operator returns, one by one. Its sizes may be symbols, which `unflatten` does not take."""
     gx, gm, gflat = results
-    return gx if need_x else None, gm, unflatten(gflat, w.sizes) if need_weights else [None] * len(w.flat())
+    gweights: list[Tensor | None] = [None] * len(weights)
+    if need_weights:
+        parts = gflat.split([w.numel() for w in weights])
+        gweights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
+    return gx if need_x else None, gm, gweights
 
 
 @torch.library.custom_op("mslmn::run", mutates_args=())
@@ -204,8 +209,7 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     results = run_backward_op(
         *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
     )
-    w = Weights.from_flat(weights, *ctx.flags[:2])
-    gx, gm, gweights = _separate(results, w, need_x, need_weights)
+    gx, gm, gweights = _separate(results, weights, need_x, need_weights)
     return gx, gm, None, gweights, None, None, None, None, None
 
 
