@@ -65,13 +65,13 @@ def run(
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
     flat = weights.flat()
-    if not _eager(x, m, clock, *flat):
+    if not (_eager(x, m, clock, *flat) and all(map(torch._C._has_storage, (x, m, clock, *flat)))):
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
         backend = BACKENDS[choose(x.device)]
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _Run.apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
+    return _apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _eager(*tensors: Tensor | None) -> bool:
@@ -124,6 +124,10 @@ class _Run(torch.autograd.Function):
         )
         parts = unflatten(gflat, w.sizes) if need_weights else [None] * len(weights)
         return gx if need_x else None, gm, None, None, None, None, None, *parts
+
+
+# `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.
+_apply = super(torch.autograd.Function, _Run).apply
 
 
 def _separate(
