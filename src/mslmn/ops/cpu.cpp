@@ -404,17 +404,16 @@ template <class T> MSLMN_INLINE Vec<T> tanh_of(Vec<T> x) {
 }
 
 // out[b] = init[b] + sum_k in[b][k] W[k], for NB rows b and RV vectors of each: NB x RV sums in registers. Where
-// that would be too few to hide the latency of a multiply-add, each is kept in KS parts.
+// that would be too few to hide the latency of a multiply-add, each is kept in KS parts. All rows lie at the same
+// stride: sums are short, and addresses would cost as much as an eighth of them.
 template <class T, int NB, int RV>
-MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, int64_t in_stride, const T* init,
-                               int64_t init_stride, T* out, int64_t out_stride) {
+MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, const T* init, T* out, int64_t stride) {
     constexpr int L = LANES<T>, KS = NB * RV >= 8 ? 1 : NB * RV >= 4 ? 2 : 4;
     Vec<T> sum[KS][NB][RV] = {};
-    if (init)
 #pragma GCC unroll 16
-        for (int b = 0; b < NB; b++)
+    for (int b = 0; b < NB; b++)
 #pragma GCC unroll 8
-            for (int v = 0; v < RV; v++) sum[0][b][v] = load(init + b * init_stride + v * L);
+        for (int v = 0; v < RV; v++) sum[0][b][v] = load(init + b * stride + v * L);
     int64_t k = 0;
     for (; k + KS <= K; k += KS)
 #pragma GCC unroll 4
@@ -424,7 +423,7 @@ MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, i
             for (int v = 0; v < RV; v++) w[v] = load(W + (k + s) * ld + v * L);
 #pragma GCC unroll 16
             for (int b = 0; b < NB; b++) {
-                const T x = in[b * in_stride + k + s];
+                const T x = in[b * stride + k + s];
 #pragma GCC unroll 8
                 for (int v = 0; v < RV; v++) sum[s][b][v] += w[v] * x;
             }
@@ -432,39 +431,36 @@ MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, i
     if constexpr (KS > 1)
         for (; k < K; k++)
             for (int b = 0; b < NB; b++)
-                for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * in_stride + k];
+                for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * stride + k];
 #pragma GCC unroll 16
     for (int b = 0; b < NB; b++)
 #pragma GCC unroll 8
         for (int v = 0; v < RV; v++) {
             for (int s = 1; s < KS; s++) sum[0][b][v] += sum[s][b][v];
-            store(out + b * out_stride + v * L, sum[0][b][v]);
+            store(out + b * stride + v * L, sum[0][b][v]);
         }
 }
 
 template <class T, int NB, int RV>
-MSLMN_INLINE void product_rest(int64_t vectors, const T* W, int64_t ld, int64_t K, const T* in, int64_t in_stride,
-                               const T* init, int64_t init_stride, T* out, int64_t out_stride) {
+MSLMN_INLINE void product_rest(int64_t vectors, const T* W, int64_t ld, int64_t K, const T* in, const T* init, T* out,
+                               int64_t stride) {
     if constexpr (RV > 0) {
         if (vectors == RV)
-            product_tile<T, NB, RV>(W, ld, K, in, in_stride, init, init_stride, out, out_stride);
+            product_tile<T, NB, RV>(W, ld, K, in, init, out, stride);
         else
-            product_rest<T, NB, RV - 1>(vectors, W, ld, K, in, in_stride, init, init_stride, out, out_stride);
+            product_rest<T, NB, RV - 1>(vectors, W, ld, K, in, init, out, stride);
     }
 }
 
 // The same for any number of vectors.
 template <class T, int NB>
 __attribute__((noinline)) void product_rows(const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
-                                            int64_t in_stride, const T* init, int64_t init_stride, T* out,
-                                            int64_t out_stride) {
+                                            const T* init, T* out, int64_t stride) {
     constexpr int L = LANES<T>, RV = std::max(1, std::min(6, (MSLMN_REGISTERS == 32 ? 26 : 12) / NB));
     int64_t v = 0;
     for (; v + RV <= vectors; v += RV)
-        product_tile<T, NB, RV>(W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr, init_stride,
-                                out + v * L, out_stride);
-    product_rest<T, NB, RV - 1>(vectors - v, W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr,
-                                init_stride, out + v * L, out_stride);
+        product_tile<T, NB, RV>(W + v * L, ld, K, in, init + v * L, out + v * L, stride);
+    product_rest<T, NB, RV - 1>(vectors - v, W + v * L, ld, K, in, init + v * L, out + v * L, stride);
 }
 
 template <class T, std::size_t... N> constexpr auto products(std::index_sequence<N...>) {
@@ -473,17 +469,17 @@ template <class T, std::size_t... N> constexpr auto products(std::index_sequence
 
 // The same for any number of rows up to a tile. W is (K, ld), rows of W, init and out hold `vectors` vectors.
 template <class T>
-MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
-                          int64_t in_stride, const T* init, int64_t init_stride, T* out, int64_t out_stride) {
+MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in, const T* init,
+                          T* out, int64_t stride) {
     static constexpr auto by_rows = products<T>(std::make_index_sequence<TILE>());
-    by_rows[rows - 1](W, ld, K, vectors, in, in_stride, init, init_stride, out, out_stride);
+    by_rows[rows - 1](W, ld, K, vectors, in, init, out, stride);
 }
 
-// W[i] += sum_k left[k][i] right[k], for RR rows i and CV vectors of each.
+// W[i] += sum_k left[k][i] right[k], for RR rows i of CV vectors.
 template <class T, int RR, int CV>
-__attribute__((noinline)) void outer_tile(T* W, int64_t ld, int64_t K, const T* left, int64_t left_stride,
-                                          const T* right, int64_t right_stride) {
-    constexpr int L = LANES<T>;
+__attribute__((noinline)) void outer_tile(T* W, int64_t K, const T* left, int64_t left_stride, const T* right,
+                                          int64_t right_stride) {
+    constexpr int L = LANES<T>, ld = CV * L;
     Vec<T> sum[RR][CV];
 #pragma GCC unroll 16
     for (int i = 0; i < RR; i++)
@@ -512,26 +508,26 @@ template <class T, int CV, std::size_t... N> constexpr auto outers(std::index_se
 
 // The same for any number of rows, in equal parts: few rows are too few sums to hide the latency of a multiply-add.
 template <class T, int CV>
-MSLMN_INLINE void outer_rows(T* W, int64_t ld, int64_t rows, int64_t K, const T* left, int64_t left_stride,
-                             const T* right, int64_t right_stride) {
+MSLMN_INLINE void outer_rows(T* W, int64_t rows, int64_t K, const T* left, int64_t left_stride, const T* right,
+                             int64_t right_stride) {
     constexpr int64_t MOST = MSLMN_REGISTERS == 32 ? 12 : 6;
     static constexpr auto by_rows = outers<T, CV>(std::make_index_sequence<MOST>());
     for (int64_t parts = ceil_div(rows, MOST), i = 0; parts > 0; parts--) {
         const int64_t n = ceil_div(rows - i, parts);
-        by_rows[n - 1](W + i * ld, ld, K, left + i, left_stride, right, right_stride);
+        by_rows[n - 1](W + i * CV * LANES<T>, K, left + i, left_stride, right, right_stride);
         i += n;
     }
 }
 
-// The same for any number of rows and vectors.
+// The same for any number of vectors, two by two: first all rows of the first two, and so on.
 template <class T>
-void outer(T* W, int64_t ld, int64_t rows, int64_t vectors, int64_t K, const T* left, int64_t left_stride,
-           const T* right, int64_t right_stride) {
+void outer(T* W, int64_t rows, int64_t vectors, int64_t K, const T* left, int64_t left_stride, const T* right,
+           int64_t right_stride) {
     constexpr int L = LANES<T>;
     int64_t v = 0;
     for (; v + 2 <= vectors; v += 2)
-        outer_rows<T, 2>(W + v * L, ld, rows, K, left, left_stride, right + v * L, right_stride);
-    if (v < vectors) outer_rows<T, 1>(W + v * L, ld, rows, K, left, left_stride, right + v * L, right_stride);
+        outer_rows<T, 2>(W + v * L * rows, rows, K, left, left_stride, right + v * L, right_stride);
+    if (v < vectors) outer_rows<T, 1>(W + v * L * rows, rows, K, left, left_stride, right + v * L, right_stride);
 }
 
 // Rows of n values as torch holds them, read as whole vectors: zeros after the last value, nothing read beyond it.
@@ -681,6 +677,7 @@ template <class T> class ForwardPass {
             start[b - first] = p.clock[b];
             length[b - first] = p.length(b);
             copy_rows(row, at.Mp, io.m0 + b * p.G(), p.g, p.M);
+            copy(row + at.z[p.g], biases.get(), at.ld[p.g]);
         }
         send(end - first, state, p.g);
         for (int64_t s = 0; s < p.steps; s++) {
@@ -695,12 +692,9 @@ template <class T> class ForwardPass {
   private:
     // z_j = z_{j+1} + U_j m_j of the c fastest modules, slowest first
     void send(int64_t n, T* rows, int64_t c) const {
-        for (int64_t j = c - 1; j >= 0; j--) {
-            const bool slowest = j + 1 == p.g;
-            product<T>(n, U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, at.stride,
-                           slowest ? biases.get() : rows + at.z[j + 1], slowest ? 0 : at.stride, rows + at.z[j],
-                           at.stride);
-        }
+        for (int64_t j = c - 1; j >= 0; j--)
+            product<T>(n, U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, rows + at.z[j + 1],
+                       rows + at.z[j], at.stride);
     }
 
     void squash(int64_t n, T* rows, int64_t values) const {
@@ -709,10 +703,10 @@ template <class T> class ForwardPass {
     }
 
     void step(int64_t n, T* rows, int64_t index, int64_t c) const {
-        const T* x = io.x + index * p.I;
+        T *x = rows + at.x, *h = rows + at.h;
+        for (int64_t b = 0; b < n; b++) copy(x + b * at.stride, io.x + (index + b) * p.I, p.I);
         if (p.H) {
-            T* h = rows + at.h;
-            product<T>(n, Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, p.I, rows + at.z[0], at.stride, h, at.stride);
+            product<T>(n, Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, rows + at.z[0], h, at.stride);
             squash(n, h, at.Hp);
             if (io.hidden)
                 for (int64_t b = 0; b < n; b++) copy(io.hidden + (index + b) * p.H, h + b * at.stride, p.H);
@@ -720,9 +714,9 @@ template <class T> class ForwardPass {
         for (int64_t k = 0; k < c; k++) {
             T *m = rows + k * at.Mp, *z = rows + at.z[k] + p.H + k * p.M;
             if (p.H) {
-                product<T>(n, Whm[k].get(), at.Mp, p.H, at.Mp / L, rows + at.h, at.stride, z, at.stride, m, at.stride);
+                product<T>(n, Whm[k].get(), at.Mp, p.H, at.Mp / L, h, z, m, at.stride);
             } else {
-                product<T>(n, Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, p.I, z, at.stride, m, at.stride);
+                product<T>(n, Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, z, m, at.stride);
                 squash(n, m, at.Mp);
             }
         }
@@ -742,7 +736,7 @@ template <class T> class ForwardPass {
 // up, so that the sum is loaded and stored once for many.
 template <class T> class OuterSum {
     int64_t rows, left_ld, ld, records = 0;
-    Buffer<T> sum, left, right;  // (rows, ld), (RECORDS, left_ld), (RECORDS, ld)
+    Buffer<T> sum, left, right;  // (rows, ld), two vectors by two; (RECORDS, left_ld); (RECORDS, ld)
 
   public:
     OuterSum(int64_t rows, int64_t columns)
@@ -750,7 +744,7 @@ template <class T> class OuterSum {
           left(RECORDS * left_ld, false), right(RECORDS * ld, false) {}
 
     void record(int64_t n, const T* l, const T* r, int64_t stride) {
-        if (n >= WHOLE) return outer(sum.get(), ld, rows, ld / LANES<T>, n, l, stride, r, stride);
+        if (n >= WHOLE) return outer(sum.get(), rows, ld / LANES<T>, n, l, stride, r, stride);
         for (int64_t b = 0; b < n; b++) {
             if (records == RECORDS) flush();
             copy(left.get() + records * left_ld, l + b * stride, rows);
@@ -760,14 +754,19 @@ template <class T> class OuterSum {
     }
 
     void flush() {
-        outer(sum.get(), ld, rows, ld / LANES<T>, records, left.get(), left_ld, right.get(), ld);
+        outer(sum.get(), rows, ld / LANES<T>, records, left.get(), left_ld, right.get(), ld);
         records = 0;
     }
 
     // These two after a flush. The second writes rows [from, from + n), as torch holds a (n, columns) matrix.
     void add(const OuterSum& other) { MSLMN_ISA::add(sum.get(), other.sum.get(), rows * ld); }
     void write(T* to, int64_t from, int64_t n, int64_t columns) const {
-        for (int64_t i = 0; i < n; i++) copy(to + i * columns, sum.get() + (from + i) * ld, columns);
+        constexpr int64_t PAIR = 2 * LANES<T>;
+        for (int64_t c = 0; c < columns; c += PAIR) {
+            const int64_t width = std::min(PAIR, ld - c);
+            const T* pair = sum.get() + c * rows + from * width;
+            for (int64_t i = 0; i < n; i++) copy(to + i * columns + c, pair + i * width, std::min(PAIR, columns - c));
+        }
     }
 };
 
@@ -871,7 +870,7 @@ template <class T> class BackwardPass {
     void receive(int64_t n, T* rows, int64_t c, const T* m, Gradients<T>* gradients) const {
         for (int64_t j = 0; j < c; j++) {
             T *gm = rows + j * at.Mp, *gz = rows + at.z[j];
-            product<T>(n, U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, at.stride, gm, at.stride, gm, at.stride);
+            product<T>(n, U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, gm, gm, at.stride);
             if (gradients) {
                 for (int64_t b = 0; b < n; b++) M_values.copy_to(rows + b * at.stride + at.m, m + b * p.G() + j * p.M);
                 gradients->U[j].record(n, gz, rows + at.m, at.stride);
@@ -912,7 +911,7 @@ template <class T> class BackwardPass {
         }
         for (int64_t k = 0; k < c; k++) {
             T* gm = rows + k * at.Mp;
-            product<T>(n, Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, at.stride, gh, at.stride, gh, at.stride);
+            product<T>(n, Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, gh, gh, at.stride);
             if (gradients) gradients->Whm[k].record(n, gm, h, at.stride);
         }
         for (int64_t b = 0; b < n; b++) {
@@ -950,7 +949,7 @@ template <class T> class BackwardPass {
     // gx += Wxh^T ga;  dWxh += ga x^T
     void from_input(int64_t n, T* rows, const T* ga, int64_t K, const Buffer<T>& W, OuterSum<T>* gradient) const {
         T* gx = rows + at.gx;
-        if (io.gx) product<T>(n, W.get(), at.Ip, K, at.Ip / L, ga, at.stride, gx, at.stride, gx, at.stride);
+        if (io.gx) product<T>(n, W.get(), at.Ip, K, at.Ip / L, ga, gx, gx, at.stride);
         if (gradient && p.I) gradient->record(n, ga, rows + at.x, at.stride);
     }
 };
