@@ -557,10 +557,6 @@ template <class T> class Rows {
 #endif
         return v;
     }
-    MSLMN_INLINE void copy_to(T* to, const T* row) const {
-        for (int64_t i = 0; i < whole; i += L) store(to + i, load(row + i));
-        if (whole < n) store(to + whole, rest(row));
-    }
     MSLMN_INLINE void add_to(T* to, const T* row) const {
         for (int64_t i = 0; i < whole; i += L) store(to + i, load(to + i) + load(row + i));
         if (whole < n) store(to + whole, load(to + whole) + rest(row));
@@ -818,11 +814,11 @@ template <class T> class BackwardPass {
     std::vector<Buffer<T>> U;    // U_j, (H + jM, Mp)
     std::vector<Buffer<T>> Wxh;  // (H, Ip); Clockwork: g of (M, Ip)
     std::vector<Buffer<T>> Whm;  // Whm[k], (M, Hp)
-    const Rows<T> I_values, H_values, M_values;
+    const Rows<T> M_values;
 
   public:
     BackwardPass(const Problem& p, const Backward<T>& io)
-        : p(p), io(io), at(p), I_values(p.I), H_values(p.H), M_values(p.M) {
+        : p(p), io(io), at(p), M_values(p.M) {
         const Weights<const T> w(io.weights, p.g);
         if (p.H) {
             Wxh.emplace_back(p.H * at.Ip);
@@ -872,7 +868,7 @@ template <class T> class BackwardPass {
             T *gm = rows + j * at.Mp, *gz = rows + at.z[j];
             product<T>(n, U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, gm, gm, at.stride);
             if (gradients) {
-                for (int64_t b = 0; b < n; b++) M_values.copy_to(rows + b * at.stride + at.m, m + b * p.G() + j * p.M);
+                for (int64_t b = 0; b < n; b++) copy(rows + b * at.stride + at.m, m + b * p.G() + j * p.M, p.M);
                 gradients->U[j].record(n, gz, rows + at.m, at.stride);
             }
             for (int64_t b = 0; b < n; b++) {
@@ -889,7 +885,7 @@ template <class T> class BackwardPass {
                     M_values.add_to(rows + b * at.stride + k * at.Mp, io.gmemory + (index + b) * p.G() + k * p.M);
         receive(n, rows, c, io.memory + index * p.G(), gradients);
         for (int64_t b = 0; b < n; b++) {
-            if (gradients) I_values.copy_to(rows + b * at.stride + at.x, io.x + (index + b) * p.I);
+            if (gradients) copy(rows + b * at.stride + at.x, io.x + (index + b) * p.I, p.I);
             if (io.gx) zero(rows + b * at.stride + at.gx, at.Ip);
         }
         if (p.H)
@@ -903,9 +899,9 @@ template <class T> class BackwardPass {
     void through_hidden(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         T *h = rows + at.h, *gh = rows + at.gh;
         for (int64_t b = 0; b < n; b++) {
-            H_values.copy_to(h + b * at.stride, io.hidden + (index + b) * p.H);
+            copy(h + b * at.stride, io.hidden + (index + b) * p.H, p.H);
             if (io.ghidden)
-                H_values.copy_to(gh + b * at.stride, io.ghidden + (index + b) * p.H);
+                copy(gh + b * at.stride, io.ghidden + (index + b) * p.H, p.H);
             else
                 zero(gh + b * at.stride, at.Hp);
         }

@@ -64,7 +64,7 @@ def forward(
     flat = _fitting(x, m, clock, weights, sizes)
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
-    last = torch.empty_like(m)
+    last = m.new_empty(m.shape)
     W = _pointers(flat, sizes)
     problem = _problem(x, m, clock, sizes, offsets, reverse)
     _call("forward", x.dtype, problem, (x, m, W, memory, hidden if need_hidden else None, last))
@@ -155,8 +155,8 @@ def _fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights, sizes: Sizes) -> l
 _dtype = attrgetter("dtype")
 
 
-def _expect(name: str, t: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
-    if tuple(t.shape) != tuple(shape) or t.dtype != dtype or t.device.type != "cpu":
+def _expect(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if t.shape != shape or t.dtype != dtype or t.device.type != "cpu":
         raise ValueError(
             f"{name} must be {tuple(shape)} {dtype} on the cpu, got {tuple(t.shape)} {t.dtype} on {t.device}; "
             "the tensors of one layer share dtype, device and sizes"
