@@ -48,7 +48,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t TILE = 13;  // rows that share each load of a weight, at most: two vectors of each fit 32 registers
+constexpr int64_t TILE = 13;  // rows that go through time together, at most: two vectors of each fit 32 registers
 
 // What is to be computed; ops/cpu.py lists the same in the same order.
 struct Problem {
@@ -467,12 +467,19 @@ template <class T, std::size_t... N> constexpr auto products(std::index_sequence
     return std::array{&product_rows<T, N + 1>...};
 }
 
-// The same for any number of rows up to a tile. W is (K, ld), rows of W, init and out hold `vectors` vectors.
+// The same for any number of rows, in equal parts whose sums, of two vectors or more, fit the registers. W is (K, ld),
+// rows of W, init and out hold `vectors` vectors.
 template <class T>
 MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in, const T* init,
                           T* out, int64_t stride) {
-    static constexpr auto by_rows = products<T>(std::make_index_sequence<TILE>());
-    by_rows[rows - 1](W, ld, K, vectors, in, init, out, stride);
+    constexpr int64_t MOST = MSLMN_REGISTERS == 32 ? TILE : 6;
+    static constexpr auto by_rows = products<T>(std::make_index_sequence<MOST>());
+    if (rows <= MOST) return by_rows[rows - 1](W, ld, K, vectors, in, init, out, stride);
+    for (int64_t parts = ceil_div(rows, MOST), b = 0; parts > 0; parts--) {
+        const int64_t n = ceil_div(rows - b, parts);
+        by_rows[n - 1](W, ld, K, vectors, in + b * stride, init + b * stride, out + b * stride, stride);
+        b += n;
+    }
 }
 
 // W[i] += sum_k left[k][i] right[k], for RR rows i of CV vectors.
