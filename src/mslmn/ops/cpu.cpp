@@ -19,9 +19,10 @@
 // m_k = tanh(Wxh[k] x + z_k[m_k part]), and U_j = [Whh[j->1] .. Whh[j->j]].
 //
 // Features lie along the SIMD lanes, so data keep the layout torch gives them, a single sequence fills the
-// lanes as well as a batch does, and every row follows its own clock. Rows are taken in tiles that share each
-// load of a weight, tiles in blocks that share the cache. What a block computes, and in which order gradients
-// are added, depends on the sizes alone: never on the number of threads.
+// lanes as well as a batch does, and every row follows its own clock. A batch is cut into blocks of equal size that
+// go through time one by one; rows of a block that are at the same point of their clocks are a tile, and share each
+// load of a weight. What a block computes, and in which order gradients are added, depends on the sizes alone: never
+// on the number of threads.
 //
 // Modules are numbered from 0 below. The file includes itself once per instruction set.
 
@@ -48,7 +49,7 @@ namespace {
 
 using std::int64_t;
 
-constexpr int64_t TILE = 13;  // rows that go through time together, at most: two vectors of each fit 32 registers
+constexpr int64_t TILE = 13;  // rows of a block at most: two vectors of each fit 32 registers
 
 // What is to be computed; ops/cpu.py lists the same in the same order.
 struct Problem {
@@ -57,8 +58,7 @@ struct Problem {
     const int64_t* offsets;  // step t of a packed batch: rows offsets[t] .. offsets[t+1]; null: every row at every t
     const int64_t* clock;    // (batch): steps consumed before
 
-    // Rows that go through time together, a tile at most. The batch is halved until the parts fit, so that they are
-    // equal, and are shared equally by two, four, .. threads.
+    // The batch is halved until the parts fit: so they are equal, and two, four, .. threads share them equally.
     int64_t blocks() const {
         int64_t n = std::min<int64_t>(batch, 1);
         while (n * TILE < batch) n *= 2;
@@ -86,7 +86,7 @@ inline int64_t active(int64_t t, int64_t g) {
     return t == 0 ? g : std::min<int64_t>(g, 1 + __builtin_ctzll(static_cast<unsigned long long>(t)));
 }
 
-// Parameters, or their gradients, as torch holds them: pointers to each, null where there is none. The Clockwork RNN has g
+// Parameters, or their gradients, as torch holds them: pointers, null where there is none. The Clockwork RNN has g
 // Wxh and b_h, in the place of Whm and b_m, and its Whh in the place of Wmm.
 template <class T> struct Weights {
     T *const Wxh, *const b_h;
@@ -404,8 +404,8 @@ template <class T> MSLMN_INLINE Vec<T> tanh_of(Vec<T> x) {
 }
 
 // out[b] = init[b] + sum_k in[b][k] W[k], for NB rows b and RV vectors of each: NB x RV sums in registers. Where
-// that would be too few to hide the latency of a multiply-add, each is kept in KS parts. All rows lie at the same
-// stride: sums are short, and addresses would cost as much as an eighth of them.
+// that would be too few to hide the latency of a multiply-add, each is kept in KS parts. Rows of in, init and out lie
+// at the same stride, so that there are few addresses to compute: the sums are short.
 template <class T, int NB, int RV>
 MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, const T* init, T* out, int64_t stride) {
     constexpr int L = LANES<T>, KS = NB * RV >= 8 ? 1 : NB * RV >= 4 ? 2 : 4;
@@ -735,8 +735,8 @@ template <class T> class ForwardPass {
     }
 };
 
-// A weight gradient, the sum of left right^T over steps and rows. Whole tiles are added at once; single rows are saved
-// up, so that the sum is loaded and stored once for many.
+// A weight gradient, the sum of left right^T over steps and rows. Tiles of many rows are added at once; few rows are
+// saved up, so that the sum is loaded and stored once for many.
 template <class T> class OuterSum {
     int64_t rows, left_ld, ld, records = 0;
     Buffer<T> sum, left, right;  // (rows, ld), two vectors by two; (RECORDS, left_ld); (RECORDS, ld)
@@ -969,7 +969,8 @@ template <class T> void forward(const Problem& p, const Forward<T>& io) {
 
 template <class T> void backward(const Problem& p, const Backward<T>& io) {
     const BackwardPass<T> pass(p, io);
-    const int64_t blocks = p.blocks(), groups = std::max<int64_t>(1, std::min(blocks, GROUPS));
+    const int64_t blocks = p.blocks();
+    const int64_t groups = std::max<int64_t>(1, std::min(blocks, GROUPS));  // one, of zeros, for an empty batch
     const int64_t threads = useful_threads(p, groups, 2);
     std::vector<Buffer<T>> states;
     std::vector<Gradients<T>> gradients;
