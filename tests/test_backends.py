@@ -85,6 +85,14 @@ def test_agrees_on_odd_batches_and_modules(backend, B, M):
         assert_agrees(layer, torch.randn(T, B, layer.input_size, dtype=F64))
 
 
+@pytest.mark.parametrize("B", [*range(2, 15), 25, 27])
+def test_agrees_on_batches_of_any_size(backend, B):
+    """Kernels are compiled for every number of rows in a tile, and batches are cut into tiles of equal size."""
+    layer = MSLMN(3, 17, 18, 3, dtype=F64)
+    random_weights(layer)
+    assert_agrees(layer, torch.randn(9, B, 3, dtype=F64))
+
+
 @pytest.mark.parametrize("g", range(1, 13))
 def test_agrees_for_any_number_of_modules_even_if_slow_ones_never_fire(backend, g):
     for layer in (MSLMN(2, 4, 3, g, dtype=F64), ClockworkRNN(2, 3, g, dtype=F64)):
@@ -428,6 +436,15 @@ def test_weights_of_another_class_go_through_the_operator():
     weights = {name: p.detach().as_subclass(Wrapped) for name, p in layer.named_parameters()}
     output, _ = torch.func.functional_call(layer, weights, (x,))
     assert torch.equal(output.as_subclass(torch.Tensor), expected)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_transform_left_behind_is_read_as_it_means(grad):
+    """A tensor that outlived its torch.func transform has no memory of its own."""
+    layer, x, kept = make("MSLMN"), torch.randn(3, 2, 2, dtype=F64), []
+    torch.func.grad(lambda v: (kept.append(v), v.sum())[1])(x)
+    with torch.set_grad_enabled(grad):
+        assert torch.equal(layer(kept[0])[0], layer(x)[0])
 
 
 @pytest.mark.skipif(cpu.why_not() is not None, reason="no CPU kernels")

@@ -50,7 +50,8 @@ class Cell(nn.Module):
         """The learnt initial memory for every row, or zeros."""
         if self.m_0 is not None:
             return torch.cat(self.m_0.tensors()).expand(batch, -1)
-        return self.weight.new_zeros(batch, self.g * self.M)
+        weight = self.weight
+        return torch.zeros(batch, self.g * self.M, dtype=weight.dtype, device=weight.device)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -189,7 +189,7 @@ class ClockedLayer(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        return cast(Cell, self.cells[0]).weight
+        return cast(Cell, next(iter(self.cells))).weight
 
     def extra_repr(self) -> str:
         defaults = self._signature()

@@ -35,7 +35,8 @@ def run(
 ) -> Run:
     """One pass over a batch of sequences, each at its own clock, in one direction."""
     dtype = weights.Wmm[0].dtype
-    x, m = x.to(dtype), m.to(dtype)
+    if x.dtype != dtype or m.dtype != dtype:
+        x, m = x.to(dtype), m.to(dtype)
     if autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)

@@ -19,15 +19,17 @@
 // m_k = tanh(Wxh[k] x + z_k[m_k part]), and U_j = [Whh[j->1] .. Whh[j->j]].
 //
 // Features lie along the SIMD lanes, so data keep the layout torch gives them, a single sequence fills the
-// lanes as well as a batch does, and every row follows its own clock. Rows are taken in tiles that share each
-// load of a weight, tiles in blocks that share the cache. What a block computes, and in which order gradients
-// are added, depends on the sizes alone: never on the number of threads.
+// lanes as well as a batch does, and every row follows its own clock. A batch is cut into blocks of equal size that
+// go through time one by one; rows of a block that are at the same point of their clocks are a tile, and share each
+// load of a weight. What a block computes, and in which order gradients are added, depends on the sizes alone: never
+// on the number of threads.
 //
 // Modules are numbered from 0 below. The file includes itself once per instruction set.
 
 #ifndef MSLMN_ISA
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -37,7 +39,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
-#include <type_traits>
+#include <utility>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -47,12 +49,22 @@ namespace {
 
 using std::int64_t;
 
-// What is to be computed; ops/cpu.py holds its mirror image.
+constexpr int64_t TILE = 13;  // rows of a block at most: two vectors of each fit 32 registers
+
+// What is to be computed; ops/cpu.py lists the same in the same order.
 struct Problem {
     int64_t steps, batch, I, H, M, g;  // H = 0: the Clockwork RNN
     int64_t reverse, threads;
     const int64_t* offsets;  // step t of a packed batch: rows offsets[t] .. offsets[t+1]; null: every row at every t
     const int64_t* clock;    // (batch): steps consumed before
+
+    // The batch is halved until the parts fit: so they are equal, and two, four, .. threads share them equally.
+    int64_t blocks() const {
+        int64_t n = std::min<int64_t>(batch, 1);
+        while (n * TILE < batch) n *= 2;
+        return n;
+    }
+    int64_t begin(int64_t i) const { return i * batch / blocks(); }  // where block i does
 
     int64_t G() const { return g * M; }
     int64_t n(int64_t j) const { return H + (j + 1) * M; }  // rows of U_j
@@ -83,6 +95,22 @@ template <class T> struct Weights {
         : Wxh(p[0]), b_h(p[1]), Wmh(p + 2), Whm(p + 2 + g), Wmm(p + 2 + 2 * g), b_m(p + 2 + 3 * g) {}
 };
 
+// Their gradients, as one block of memory holds them, one after the other: pointers to each, null where there is none.
+template <class T> std::vector<T*> places(const Problem& p, const T* const* weights, T* flat) {
+    std::vector<int64_t> sizes{p.H * p.I, p.H};
+    sizes.insert(sizes.end(), p.g, p.H * p.M);
+    sizes.insert(sizes.end(), p.g, p.M * (p.H ? p.H : p.I));
+    for (int64_t j = 0; j < p.g; j++) sizes.push_back((j + 1) * p.M * p.M);
+    sizes.insert(sizes.end(), p.g, p.M);
+    std::vector<T*> found;
+    for (std::size_t i = 0; i < sizes.size(); i++) {
+        found.push_back(weights[i] ? flat : nullptr);
+        if (weights[i]) flat += sizes[i];
+    }
+    return found;
+}
+
+// ops/cpu.py lists the same in the same order, here and below.
 template <class T> struct Forward {
     const T *x, *m0;
     const T* const* weights;
@@ -94,7 +122,7 @@ template <class T> struct Backward {
     const T* const* weights;
     const T *gmemory, *ghidden, *glast;  // may be null: zero
     T *gx, *gm0;                         // gx: may be null, not wanted
-    T* const* gweights;                  // may be null, not wanted
+    T* gweights;                         // may be null, not wanted
 };
 
 // The workspace of a call. It is kept for the thread's next call, so that a step of training does not fetch and return
@@ -163,7 +191,7 @@ template <class T> class Buffer {
     T* get() const { return data; }
 };
 
-constexpr int64_t BLOCK = 8;     // rows that go through time together, and the largest tile
+constexpr int64_t WHOLE = 6;     // rows of a tile whose weight gradients are added at once, without saving them up
 constexpr int64_t GROUPS = 16;   // at most so many partial sums of weight gradients
 constexpr int64_t RECORDS = 32;  // steps whose weight gradients are added at once
 constexpr double WORTH_A_THREAD = 3e5;  // multiply-adds: below, waking a thread costs more than it saves
@@ -376,15 +404,16 @@ template <class T> MSLMN_INLINE Vec<T> tanh_of(Vec<T> x) {
 }
 
 // out[b] = init[b] + sum_k in[b][k] W[k], for NB rows b and RV vectors of each: NB x RV sums in registers. Where
-// that would be too few to hide the latency of a multiply-add, each is kept in KS parts.
+// that would be too few to hide the latency of a multiply-add, each is kept in KS parts. Rows of in, init and out lie
+// at the same stride, so that there are few addresses to compute: the sums are short.
 template <class T, int NB, int RV>
-MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, int64_t in_stride, const T* init,
-                               int64_t init_stride, T* out, int64_t out_stride) {
+MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, const T* init, T* out, int64_t stride) {
     constexpr int L = LANES<T>, KS = NB * RV >= 8 ? 1 : NB * RV >= 4 ? 2 : 4;
     Vec<T> sum[KS][NB][RV] = {};
-    if (init)
-        for (int b = 0; b < NB; b++)
-            for (int v = 0; v < RV; v++) sum[0][b][v] = load(init + b * init_stride + v * L);
+#pragma GCC unroll 16
+    for (int b = 0; b < NB; b++)
+#pragma GCC unroll 8
+        for (int v = 0; v < RV; v++) sum[0][b][v] = load(init + b * stride + v * L);
     int64_t k = 0;
     for (; k + KS <= K; k += KS)
 #pragma GCC unroll 4
@@ -392,91 +421,120 @@ MSLMN_INLINE void product_tile(const T* W, int64_t ld, int64_t K, const T* in, i
             Vec<T> w[RV];
 #pragma GCC unroll 8
             for (int v = 0; v < RV; v++) w[v] = load(W + (k + s) * ld + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int b = 0; b < NB; b++) {
-                const T x = in[b * in_stride + k + s];
+                const T x = in[b * stride + k + s];
 #pragma GCC unroll 8
                 for (int v = 0; v < RV; v++) sum[s][b][v] += w[v] * x;
             }
         }
-    for (; k < K; k++)
-        for (int b = 0; b < NB; b++)
-            for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * in_stride + k];
+    if constexpr (KS > 1)
+        for (; k < K; k++)
+            for (int b = 0; b < NB; b++)
+                for (int v = 0; v < RV; v++) sum[0][b][v] += load(W + k * ld + v * L) * in[b * stride + k];
+#pragma GCC unroll 16
     for (int b = 0; b < NB; b++)
+#pragma GCC unroll 8
         for (int v = 0; v < RV; v++) {
             for (int s = 1; s < KS; s++) sum[0][b][v] += sum[s][b][v];
-            store(out + b * out_stride + v * L, sum[0][b][v]);
+            store(out + b * stride + v * L, sum[0][b][v]);
         }
 }
 
 template <class T, int NB, int RV>
-MSLMN_INLINE void product_rest(int64_t vectors, const T* W, int64_t ld, int64_t K, const T* in, int64_t in_stride,
-                               const T* init, int64_t init_stride, T* out, int64_t out_stride) {
+MSLMN_INLINE void product_rest(int64_t vectors, const T* W, int64_t ld, int64_t K, const T* in, const T* init, T* out,
+                               int64_t stride) {
     if constexpr (RV > 0) {
         if (vectors == RV)
-            product_tile<T, NB, RV>(W, ld, K, in, in_stride, init, init_stride, out, out_stride);
+            product_tile<T, NB, RV>(W, ld, K, in, init, out, stride);
         else
-            product_rest<T, NB, RV - 1>(vectors, W, ld, K, in, in_stride, init, init_stride, out, out_stride);
+            product_rest<T, NB, RV - 1>(vectors, W, ld, K, in, init, out, stride);
     }
 }
 
-// The same for any number of vectors. W is (K, ld), rows of W, init and out hold `vectors` vectors.
+// The same for any number of vectors.
 template <class T, int NB>
-__attribute__((noinline)) void product(const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
-                                       int64_t in_stride, const T* init, int64_t init_stride, T* out,
-                                       int64_t out_stride) {
-    constexpr int L = LANES<T>, RV = std::max(1, std::min(6, (MSLMN_REGISTERS == 32 ? 20 : 8) / NB));
+__attribute__((noinline)) void product_rows(const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in,
+                                            const T* init, T* out, int64_t stride) {
+    constexpr int L = LANES<T>, RV = std::max(1, std::min(6, (MSLMN_REGISTERS == 32 ? 26 : 12) / NB));
     int64_t v = 0;
     for (; v + RV <= vectors; v += RV)
-        product_tile<T, NB, RV>(W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr, init_stride,
-                                out + v * L, out_stride);
-    product_rest<T, NB, RV - 1>(vectors - v, W + v * L, ld, K, in, in_stride, init ? init + v * L : nullptr,
-                                init_stride, out + v * L, out_stride);
+        product_tile<T, NB, RV>(W + v * L, ld, K, in, init + v * L, out + v * L, stride);
+    product_rest<T, NB, RV - 1>(vectors - v, W + v * L, ld, K, in, init + v * L, out + v * L, stride);
 }
 
-// W[i] += sum_k left[k][i] right[k], for RR rows i and CV vectors of each.
+template <class T, std::size_t... N> constexpr auto products(std::index_sequence<N...>) {
+    return std::array{&product_rows<T, N + 1>...};
+}
+
+// The same for any number of rows, in equal parts whose sums, of two vectors or more, fit the registers. W is (K, ld),
+// rows of W, init and out hold `vectors` vectors.
+template <class T>
+MSLMN_INLINE void product(int64_t rows, const T* W, int64_t ld, int64_t K, int64_t vectors, const T* in, const T* init,
+                          T* out, int64_t stride) {
+    constexpr int64_t MOST = MSLMN_REGISTERS == 32 ? TILE : 6;
+    static constexpr auto by_rows = products<T>(std::make_index_sequence<MOST>());
+    if (rows <= MOST) return by_rows[rows - 1](W, ld, K, vectors, in, init, out, stride);
+    for (int64_t parts = ceil_div(rows, MOST), b = 0; parts > 0; parts--) {
+        const int64_t n = ceil_div(rows - b, parts);
+        by_rows[n - 1](W, ld, K, vectors, in + b * stride, init + b * stride, out + b * stride, stride);
+        b += n;
+    }
+}
+
+// W[i] += sum_k left[k][i] right[k], for RR rows i of CV vectors.
 template <class T, int RR, int CV>
-MSLMN_INLINE void outer_tile(T* W, int64_t ld, int64_t K, const T* left, int64_t left_stride, const T* right,
-                             int64_t right_stride) {
-    constexpr int L = LANES<T>;
+__attribute__((noinline)) void outer_tile(T* W, int64_t K, const T* left, int64_t left_stride, const T* right,
+                                          int64_t right_stride) {
+    constexpr int L = LANES<T>, ld = CV * L;
     Vec<T> sum[RR][CV];
+#pragma GCC unroll 16
     for (int i = 0; i < RR; i++)
+#pragma GCC unroll 4
         for (int v = 0; v < CV; v++) sum[i][v] = load(W + i * ld + v * L);
     for (int64_t k = 0; k < K; k++) {
         Vec<T> r[CV];
 #pragma GCC unroll 4
         for (int v = 0; v < CV; v++) r[v] = load(right + k * right_stride + v * L);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < RR; i++) {
             const T x = left[k * left_stride + i];
 #pragma GCC unroll 4
             for (int v = 0; v < CV; v++) sum[i][v] += r[v] * x;
         }
     }
+#pragma GCC unroll 16
     for (int i = 0; i < RR; i++)
+#pragma GCC unroll 4
         for (int v = 0; v < CV; v++) store(W + i * ld + v * L, sum[i][v]);
 }
 
-template <class T, int CV>
-MSLMN_INLINE void outer_rows(T* W, int64_t ld, int64_t rows, int64_t K, const T* left, int64_t left_stride,
-                             const T* right, int64_t right_stride) {
-    constexpr int RR = MSLMN_REGISTERS == 32 ? 8 : 4;
-    int64_t i = 0;
-    for (; i + RR <= rows; i += RR)
-        outer_tile<T, RR, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
-    for (; i + 2 <= rows; i += 2) outer_tile<T, 2, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
-    if (i < rows) outer_tile<T, 1, CV>(W + i * ld, ld, K, left + i, left_stride, right, right_stride);
+template <class T, int CV, std::size_t... N> constexpr auto outers(std::index_sequence<N...>) {
+    return std::array{&outer_tile<T, N + 1, CV>...};
 }
 
-// The same for any number of rows and vectors.
+// The same for any number of rows, in equal parts: few rows are too few sums to hide the latency of a multiply-add.
+template <class T, int CV>
+MSLMN_INLINE void outer_rows(T* W, int64_t rows, int64_t K, const T* left, int64_t left_stride, const T* right,
+                             int64_t right_stride) {
+    constexpr int64_t MOST = MSLMN_REGISTERS == 32 ? 12 : 6;
+    static constexpr auto by_rows = outers<T, CV>(std::make_index_sequence<MOST>());
+    for (int64_t parts = ceil_div(rows, MOST), i = 0; parts > 0; parts--) {
+        const int64_t n = ceil_div(rows - i, parts);
+        by_rows[n - 1](W + i * CV * LANES<T>, K, left + i, left_stride, right, right_stride);
+        i += n;
+    }
+}
+
+// The same for any number of vectors, two by two: first all rows of the first two, and so on.
 template <class T>
-__attribute__((noinline)) void outer(T* W, int64_t ld, int64_t rows, int64_t vectors, int64_t K, const T* left,
-                                     int64_t left_stride, const T* right, int64_t right_stride) {
+void outer(T* W, int64_t rows, int64_t vectors, int64_t K, const T* left, int64_t left_stride, const T* right,
+           int64_t right_stride) {
     constexpr int L = LANES<T>;
     int64_t v = 0;
     for (; v + 2 <= vectors; v += 2)
-        outer_rows<T, 2>(W + v * L, ld, rows, K, left, left_stride, right + v * L, right_stride);
-    if (v < vectors) outer_rows<T, 1>(W + v * L, ld, rows, K, left, left_stride, right + v * L, right_stride);
+        outer_rows<T, 2>(W + v * L * rows, rows, K, left, left_stride, right + v * L, right_stride);
+    if (v < vectors) outer_rows<T, 1>(W + v * L * rows, rows, K, left, left_stride, right + v * L, right_stride);
 }
 
 // Rows of n values as torch holds them, read as whole vectors: zeros after the last value, nothing read beyond it.
@@ -505,10 +563,6 @@ template <class T> class Rows {
         v = inside ? v : Vec<T>{};
 #endif
         return v;
-    }
-    MSLMN_INLINE void copy_to(T* to, const T* row) const {
-        for (int64_t i = 0; i < whole; i += L) store(to + i, load(row + i));
-        if (whole < n) store(to + whole, rest(row));
     }
     MSLMN_INLINE void add_to(T* to, const T* row) const {
         for (int64_t i = 0; i < whole; i += L) store(to + i, load(to + i) + load(row + i));
@@ -546,11 +600,6 @@ template <class T> void transpose(T* to, int64_t ld, const T* from, int64_t rows
 template <class T> MSLMN_INLINE void add(T* to, const T* what, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES<T>) store(to + i, load(to + i) + load(what + i));
 }
-template <class T> MSLMN_INLINE void add_exactly(T* to, const T* what, int64_t n) {
-    int64_t i = 0;
-    for (; i + LANES<T> <= n; i += LANES<T>) store(to + i, load(to + i) + load(what + i));
-    for (; i < n; i++) to[i] += what[i];
-}
 
 // Where things lie in the state of one row: memories or their gradients, from 0, modules at multiples of Mp, a whole
 // number of vectors; scratch; and z_1 .. z_{g+1}, dense, each with room behind it for a vector that starts inside.
@@ -574,16 +623,8 @@ template <class T> struct Layout {
     }
 };
 
-// Calls body(rows in the tile, first of them) for tiles of 8, 4, 2 and 1 rows of a block.
-template <class Body> MSLMN_INLINE void in_tiles(int64_t first, int64_t end, Body body) {
-    if (end - first >= 8) body(std::integral_constant<int, 8>(), first), first += 8;
-    if (end - first >= 4) body(std::integral_constant<int, 4>(), first), first += 4;
-    if (end - first >= 2) body(std::integral_constant<int, 2>(), first), first += 2;
-    if (end - first >= 1) body(std::integral_constant<int, 1>(), first);
-}
-
-// The same for the rows of a block that have a step t, a tile being rows at the same point of their clocks: calls
-// body(rows in the tile, first of them, modules that fire).
+// Calls body(rows in the tile, first of them, modules that fire) for the rows of a block that have a step t, a tile
+// being rows at the same point of their clocks.
 template <class Body>
 MSLMN_INLINE void for_tiles(const Problem& p, const int64_t* start, const int64_t* length, int64_t t, int64_t first,
                             int64_t end, Body body) {
@@ -595,7 +636,7 @@ MSLMN_INLINE void for_tiles(const Problem& p, const int64_t* start, const int64_
         const int64_t c = fires(b);
         int64_t same = 1;
         while (b + same < end && fires(b + same) == c) same++;
-        in_tiles(b, b + same, [&](auto NB, int64_t row) { body(NB, row, c); });
+        body(same, b, c);
         b += same;
     }
 }
@@ -630,21 +671,22 @@ template <class T> class ForwardPass {
         }
     }
 
-    int64_t workspace() const { return BLOCK * at.stride; }
+    int64_t workspace() const { return TILE * at.stride; }
 
     void block(int64_t first, int64_t end, T* state) const {
-        int64_t start[BLOCK], length[BLOCK];
+        int64_t start[TILE], length[TILE];
         for (int64_t b = first; b < end; b++) {
             T* row = state + (b - first) * at.stride;
             start[b - first] = p.clock[b];
             length[b - first] = p.length(b);
             copy_rows(row, at.Mp, io.m0 + b * p.G(), p.g, p.M);
+            copy(row + at.z[p.g], biases.get(), at.ld[p.g]);
         }
-        in_tiles(first, end, [&](auto NB, int64_t b) { send<NB>(state + (b - first) * at.stride, p.g); });
+        send(end - first, state, p.g);
         for (int64_t s = 0; s < p.steps; s++) {
             const int64_t t = p.reverse ? p.steps - 1 - s : s;
-            for_tiles(p, start, length, t, first, end, [&](auto NB, int64_t b, int64_t c) {
-                step<NB>(state + (b - first) * at.stride, p.first(t) + b, c);
+            for_tiles(p, start, length, t, first, end, [&](int64_t n, int64_t b, int64_t c) {
+                step(n, state + (b - first) * at.stride, p.first(t) + b, c);
             });
         }
         for (int64_t b = first; b < end; b++) write_memory(io.last + b * p.G(), state + (b - first) * at.stride);
@@ -652,40 +694,37 @@ template <class T> class ForwardPass {
 
   private:
     // z_j = z_{j+1} + U_j m_j of the c fastest modules, slowest first
-    template <int NB> void send(T* rows, int64_t c) const {
-        for (int64_t j = c - 1; j >= 0; j--) {
-            const bool slowest = j + 1 == p.g;
-            product<T, NB>(U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, at.stride,
-                           slowest ? biases.get() : rows + at.z[j + 1], slowest ? 0 : at.stride, rows + at.z[j],
-                           at.stride);
-        }
+    void send(int64_t n, T* rows, int64_t c) const {
+        for (int64_t j = c - 1; j >= 0; j--)
+            product<T>(n, U[j].get(), at.ld[j], p.M, at.ld[j] / L, rows + j * at.Mp, rows + at.z[j + 1],
+                       rows + at.z[j], at.stride);
     }
 
-    template <int NB> void squash(T* rows, int64_t n) const {
-        for (int b = 0; b < NB; b++)
-            for (T* v = rows + b * at.stride; v < rows + b * at.stride + n; v += L) store(v, tanh_of<T>(load(v)));
+    void squash(int64_t n, T* rows, int64_t values) const {
+        for (T* row = rows; row < rows + n * at.stride; row += at.stride)
+            for (T* v = row; v < row + values; v += L) store(v, tanh_of<T>(load(v)));
     }
 
-    template <int NB> void step(T* rows, int64_t index, int64_t c) const {
-        const T* x = io.x + index * p.I;
+    void step(int64_t n, T* rows, int64_t index, int64_t c) const {
+        T *x = rows + at.x, *h = rows + at.h;
+        for (int64_t b = 0; b < n; b++) copy(x + b * at.stride, io.x + (index + b) * p.I, p.I);
         if (p.H) {
-            T* h = rows + at.h;
-            product<T, NB>(Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, p.I, rows + at.z[0], at.stride, h, at.stride);
-            squash<NB>(h, at.Hp);
+            product<T>(n, Wxh[0].get(), at.Hp, p.I, at.Hp / L, x, rows + at.z[0], h, at.stride);
+            squash(n, h, at.Hp);
             if (io.hidden)
-                for (int b = 0; b < NB; b++) copy(io.hidden + (index + b) * p.H, h + b * at.stride, p.H);
+                for (int64_t b = 0; b < n; b++) copy(io.hidden + (index + b) * p.H, h + b * at.stride, p.H);
         }
         for (int64_t k = 0; k < c; k++) {
             T *m = rows + k * at.Mp, *z = rows + at.z[k] + p.H + k * p.M;
             if (p.H) {
-                product<T, NB>(Whm[k].get(), at.Mp, p.H, at.Mp / L, rows + at.h, at.stride, z, at.stride, m, at.stride);
+                product<T>(n, Whm[k].get(), at.Mp, p.H, at.Mp / L, h, z, m, at.stride);
             } else {
-                product<T, NB>(Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, p.I, z, at.stride, m, at.stride);
-                squash<NB>(m, at.Mp);
+                product<T>(n, Wxh[k].get(), at.Mp, p.I, at.Mp / L, x, z, m, at.stride);
+                squash(n, m, at.Mp);
             }
         }
-        for (int b = 0; b < NB; b++) write_memory(io.memory + (index + b) * p.G(), rows + b * at.stride);
-        send<NB>(rows, c);
+        for (int64_t b = 0; b < n; b++) write_memory(io.memory + (index + b) * p.G(), rows + b * at.stride);
+        send(n, rows, c);
     }
 
     void write_memory(T* to, const T* row) const {
@@ -696,20 +735,20 @@ template <class T> class ForwardPass {
     }
 };
 
-// A weight gradient, the sum of left right^T over steps and rows. Whole tiles are added at once; single rows are saved
-// up, so that the sum is loaded and stored once for many.
+// A weight gradient, the sum of left right^T over steps and rows. Tiles of many rows are added at once; few rows are
+// saved up, so that the sum is loaded and stored once for many.
 template <class T> class OuterSum {
     int64_t rows, left_ld, ld, records = 0;
-    Buffer<T> sum, left, right;  // (rows, ld), (RECORDS, left_ld), (RECORDS, ld)
+    Buffer<T> sum, left, right;  // (rows, ld), two vectors by two; (RECORDS, left_ld); (RECORDS, ld)
 
   public:
     OuterSum(int64_t rows, int64_t columns)
         : rows(rows), left_ld(padded<T>(rows)), ld(padded<T>(columns)), sum(rows * ld),
           left(RECORDS * left_ld, false), right(RECORDS * ld, false) {}
 
-    template <int NB> MSLMN_INLINE void record(const T* l, const T* r, int64_t stride) {
-        if (NB == BLOCK) return outer(sum.get(), ld, rows, ld / LANES<T>, BLOCK, l, stride, r, stride);
-        for (int b = 0; b < NB; b++) {
+    void record(int64_t n, const T* l, const T* r, int64_t stride) {
+        if (n >= WHOLE) return outer(sum.get(), rows, ld / LANES<T>, n, l, stride, r, stride);
+        for (int64_t b = 0; b < n; b++) {
             if (records == RECORDS) flush();
             copy(left.get() + records * left_ld, l + b * stride, rows);
             copy(right.get() + records * ld, r + b * stride, ld);
@@ -717,25 +756,30 @@ template <class T> class OuterSum {
         }
     }
 
-    // Adds rows [from, from + n) to a (n, columns) matrix as torch holds it.
-    void add_to(T* to, int64_t from, int64_t n, int64_t columns) {
-        flush();
-        for (int64_t i = 0; i < n; i++) add_exactly(to + i * columns, sum.get() + (from + i) * ld, columns);
+    void flush() {
+        outer(sum.get(), rows, ld / LANES<T>, records, left.get(), left_ld, right.get(), ld);
+        records = 0;
     }
 
-  private:
-    void flush() {
-        outer(sum.get(), ld, rows, ld / LANES<T>, records, left.get(), left_ld, right.get(), ld);
-        records = 0;
+    // These two after a flush. The second writes rows [from, from + n), as torch holds a (n, columns) matrix.
+    void add(const OuterSum& other) { MSLMN_ISA::add(sum.get(), other.sum.get(), rows * ld); }
+    void write(T* to, int64_t from, int64_t n, int64_t columns) const {
+        constexpr int64_t PAIR = 2 * LANES<T>;
+        for (int64_t c = 0; c < columns; c += PAIR) {
+            const int64_t width = std::min(PAIR, ld - c);
+            const T* pair = sum.get() + c * rows + from * width;
+            for (int64_t i = 0; i < n; i++) copy(to + i * columns + c, pair + i * width, std::min(PAIR, columns - c));
+        }
     }
 };
 
 // The weight gradients of a group of rows.
 template <class T> struct Gradients {
     std::vector<OuterSum<T>> U, Wxh, Whm;
+    int64_t size;  // of the biases
     Buffer<T> biases;
 
-    Gradients(const Problem& p, const Layout<T>& at) : biases(at.ld[p.g]) {
+    Gradients(const Problem& p, const Layout<T>& at) : size(at.ld[p.g]), biases(size) {
         if (p.H) Wxh.emplace_back(p.H, p.I);
         for (int64_t j = 0; j < p.g; j++) {
             U.emplace_back(p.n(j), p.M);
@@ -743,16 +787,28 @@ template <class T> struct Gradients {
         }
     }
 
-    void add_to(const Problem& p, const Weights<T>& w) {
+    void flush() {
+        for (auto* sums : {&U, &Wxh, &Whm})
+            for (auto& sum : *sums) sum.flush();
+    }
+
+    // These two after a flush.
+    void add(const Gradients& other) {
+        for (std::size_t i = 0; i < U.size(); i++) U[i].add(other.U[i]);
+        for (std::size_t i = 0; i < Wxh.size(); i++) Wxh[i].add(other.Wxh[i]);
+        for (std::size_t i = 0; i < Whm.size(); i++) Whm[i].add(other.Whm[i]);
+        MSLMN_ISA::add(biases.get(), other.biases.get(), size);
+    }
+    void write(const Problem& p, const Weights<T>& w) const {
         if (p.H) {
-            Wxh[0].add_to(w.Wxh, 0, p.H, p.I);
-            if (w.b_h) add_exactly(w.b_h, biases.get(), p.H);
+            Wxh[0].write(w.Wxh, 0, p.H, p.I);
+            if (w.b_h) copy(w.b_h, biases.get(), p.H);
         }
         for (int64_t j = 0; j < p.g; j++) {
-            if (p.H) U[j].add_to(w.Wmh[j], 0, p.H, p.M);
-            U[j].add_to(w.Wmm[j], p.H, (j + 1) * p.M, p.M);
-            (p.H ? Whm : Wxh)[j].add_to(w.Whm[j], 0, p.M, p.H ? p.H : p.I);
-            if (w.b_m[j]) add_exactly(w.b_m[j], biases.get() + p.H + j * p.M, p.M);
+            if (p.H) U[j].write(w.Wmh[j], 0, p.H, p.M);
+            U[j].write(w.Wmm[j], p.H, (j + 1) * p.M, p.M);
+            (p.H ? Whm : Wxh)[j].write(w.Whm[j], 0, p.M, p.H ? p.H : p.I);
+            if (w.b_m[j]) copy(w.b_m[j], biases.get() + p.H + j * p.M, p.M);
         }
     }
 };
@@ -765,11 +821,11 @@ template <class T> class BackwardPass {
     std::vector<Buffer<T>> U;    // U_j, (H + jM, Mp)
     std::vector<Buffer<T>> Wxh;  // (H, Ip); Clockwork: g of (M, Ip)
     std::vector<Buffer<T>> Whm;  // Whm[k], (M, Hp)
-    const Rows<T> I_values, H_values, M_values;
+    const Rows<T> M_values;
 
   public:
     BackwardPass(const Problem& p, const Backward<T>& io)
-        : p(p), io(io), at(p), I_values(p.I), H_values(p.H), M_values(p.M) {
+        : p(p), io(io), at(p), M_values(p.M) {
         const Weights<const T> w(io.weights, p.g);
         if (p.H) {
             Wxh.emplace_back(p.H * at.Ip);
@@ -787,10 +843,10 @@ template <class T> class BackwardPass {
     }
 
     const Layout<T>& layout() const { return at; }
-    int64_t workspace() const { return BLOCK * at.stride; }
+    int64_t workspace() const { return TILE * at.stride; }
 
     void block(int64_t first, int64_t end, T* state, Gradients<T>* gradients) const {
-        int64_t start[BLOCK], length[BLOCK];
+        int64_t start[TILE], length[TILE];
         zero(state, workspace());
         for (int64_t b = first; b < end; b++) {
             start[b - first] = p.clock[b];
@@ -799,13 +855,11 @@ template <class T> class BackwardPass {
         }
         for (int64_t s = p.steps - 1; s >= 0; s--) {
             const int64_t t = p.reverse ? p.steps - 1 - s : s;
-            for_tiles(p, start, length, t, first, end, [&](auto NB, int64_t b, int64_t c) {
-                step<NB>(state + (b - first) * at.stride, p.first(t) + b, c, gradients);
+            for_tiles(p, start, length, t, first, end, [&](int64_t n, int64_t b, int64_t c) {
+                step(n, state + (b - first) * at.stride, p.first(t) + b, c, gradients);
             });
         }
-        in_tiles(first, end, [&](auto NB, int64_t b) {
-            receive<NB>(state + (b - first) * at.stride, p.g, io.m0 + b * p.G(), gradients);
-        });
+        receive(end - first, state, p.g, io.m0 + first * p.G(), gradients);
         for (int64_t b = first; b < end; b++) {
             T* row = state + (b - first) * at.stride;
             for (int64_t k = 0; k < p.g; k++) copy(io.gm0 + b * p.G() + k * p.M, row + k * at.Mp, p.M);
@@ -816,54 +870,54 @@ template <class T> class BackwardPass {
   private:
     // gm_j += U_j^T gz_j;  gz_{j+1} += gz_j;  dU_j += gz_j m_j^T;  gz_j = 0, of the c fastest modules; m: the memories
     // of the rows after the step, as torch holds them
-    template <int NB> void receive(T* rows, int64_t c, const T* m, Gradients<T>* gradients) const {
+    void receive(int64_t n, T* rows, int64_t c, const T* m, Gradients<T>* gradients) const {
         for (int64_t j = 0; j < c; j++) {
             T *gm = rows + j * at.Mp, *gz = rows + at.z[j];
-            product<T, NB>(U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, at.stride, gm, at.stride, gm, at.stride);
+            product<T>(n, U[j].get(), at.Mp, p.n(j), at.Mp / L, gz, gm, gm, at.stride);
             if (gradients) {
-                for (int b = 0; b < NB; b++) M_values.copy_to(rows + b * at.stride + at.m, m + b * p.G() + j * p.M);
-                gradients->U[j].template record<NB>(gz, rows + at.m, at.stride);
+                for (int64_t b = 0; b < n; b++) copy(rows + b * at.stride + at.m, m + b * p.G() + j * p.M, p.M);
+                gradients->U[j].record(n, gz, rows + at.m, at.stride);
             }
-            for (int b = 0; b < NB; b++) {
+            for (int64_t b = 0; b < n; b++) {
                 add(rows + b * at.stride + at.z[j + 1], gz + b * at.stride, at.ld[j]);
                 if (j > 0 || p.H == 0) zero(gz + b * at.stride, at.ld[j]);
             }
         }
     }
 
-    template <int NB> void step(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void step(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         if (io.gmemory)
-            for (int b = 0; b < NB; b++)
+            for (int64_t b = 0; b < n; b++)
                 for (int64_t k = 0; k < p.g; k++)
                     M_values.add_to(rows + b * at.stride + k * at.Mp, io.gmemory + (index + b) * p.G() + k * p.M);
-        receive<NB>(rows, c, io.memory + index * p.G(), gradients);
-        for (int b = 0; b < NB; b++) {
-            if (gradients) I_values.copy_to(rows + b * at.stride + at.x, io.x + (index + b) * p.I);
+        receive(n, rows, c, io.memory + index * p.G(), gradients);
+        for (int64_t b = 0; b < n; b++) {
+            if (gradients) copy(rows + b * at.stride + at.x, io.x + (index + b) * p.I, p.I);
             if (io.gx) zero(rows + b * at.stride + at.gx, at.Ip);
         }
         if (p.H)
-            through_hidden<NB>(rows, index, c, gradients);
+            through_hidden(n, rows, index, c, gradients);
         else
-            through_modules<NB>(rows, index, c, gradients);
+            through_modules(n, rows, index, c, gradients);
         if (io.gx)
-            for (int b = 0; b < NB; b++) copy(io.gx + (index + b) * p.I, rows + b * at.stride + at.gx, p.I);
+            for (int64_t b = 0; b < n; b++) copy(io.gx + (index + b) * p.I, rows + b * at.stride + at.gx, p.I);
     }
 
-    template <int NB> void through_hidden(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void through_hidden(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         T *h = rows + at.h, *gh = rows + at.gh;
-        for (int b = 0; b < NB; b++) {
-            H_values.copy_to(h + b * at.stride, io.hidden + (index + b) * p.H);
+        for (int64_t b = 0; b < n; b++) {
+            copy(h + b * at.stride, io.hidden + (index + b) * p.H, p.H);
             if (io.ghidden)
-                H_values.copy_to(gh + b * at.stride, io.ghidden + (index + b) * p.H);
+                copy(gh + b * at.stride, io.ghidden + (index + b) * p.H, p.H);
             else
                 zero(gh + b * at.stride, at.Hp);
         }
         for (int64_t k = 0; k < c; k++) {
             T* gm = rows + k * at.Mp;
-            product<T, NB>(Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, at.stride, gh, at.stride, gh, at.stride);
-            if (gradients) gradients->Whm[k].template record<NB>(gm, h, at.stride);
+            product<T>(n, Whm[k].get(), at.Hp, p.M, at.Hp / L, gm, gh, gh, at.stride);
+            if (gradients) gradients->Whm[k].record(n, gm, h, at.stride);
         }
-        for (int b = 0; b < NB; b++) {
+        for (int64_t b = 0; b < n; b++) {
             T *row = rows + b * at.stride, *hb = h + b * at.stride, *ga = gh + b * at.stride;
             for (int64_t i = 0; i < at.Hp; i += L) {
                 const Vec<T> v = load(ga + i) * (T(1) - load(hb + i) * load(hb + i));
@@ -878,45 +932,45 @@ template <class T> class BackwardPass {
                 }
             }
         }
-        from_input<NB>(rows, gh, p.H, Wxh[0], gradients ? &gradients->Wxh[0] : nullptr);
+        from_input(n, rows, gh, p.H, Wxh[0], gradients ? &gradients->Wxh[0] : nullptr);
     }
 
-    template <int NB> void through_modules(T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
+    void through_modules(int64_t n, T* rows, int64_t index, int64_t c, Gradients<T>* gradients) const {
         for (int64_t k = 0; k < c; k++) {
             T* ga = rows + k * at.Mp;
-            for (int b = 0; b < NB; b++) {
+            for (int64_t b = 0; b < n; b++) {
                 T* gb = ga + b * at.stride;
                 const T* m = io.memory + (index + b) * p.G() + k * p.M;
                 for (int64_t i = 0; i < p.M; i++) gb[i] *= T(1) - m[i] * m[i];
                 add(rows + b * at.stride + at.z[k] + k * p.M, gb, at.Mp);
             }
-            from_input<NB>(rows, ga, p.M, Wxh[k], gradients ? &gradients->Wxh[k] : nullptr);
-            for (int b = 0; b < NB; b++) zero(ga + b * at.stride, at.Mp);
+            from_input(n, rows, ga, p.M, Wxh[k], gradients ? &gradients->Wxh[k] : nullptr);
+            for (int64_t b = 0; b < n; b++) zero(ga + b * at.stride, at.Mp);
         }
     }
 
     // gx += Wxh^T ga;  dWxh += ga x^T
-    template <int NB>
-    void from_input(T* rows, const T* ga, int64_t K, const Buffer<T>& W, OuterSum<T>* gradient) const {
+    void from_input(int64_t n, T* rows, const T* ga, int64_t K, const Buffer<T>& W, OuterSum<T>* gradient) const {
         T* gx = rows + at.gx;
-        if (io.gx) product<T, NB>(W.get(), at.Ip, K, at.Ip / L, ga, at.stride, gx, at.stride, gx, at.stride);
-        if (gradient && p.I) gradient->template record<NB>(ga, rows + at.x, at.stride);
+        if (io.gx) product<T>(n, W.get(), at.Ip, K, at.Ip / L, ga, gx, gx, at.stride);
+        if (gradient && p.I) gradient->record(n, ga, rows + at.x, at.stride);
     }
 };
 
 template <class T> void forward(const Problem& p, const Forward<T>& io) {
     const ForwardPass<T> pass(p, io);
-    const int64_t blocks = ceil_div(p.batch, BLOCK), threads = useful_threads(p, blocks, 1);
+    const int64_t blocks = p.blocks(), threads = useful_threads(p, blocks, 1);
     std::vector<Buffer<T>> states;
     for (int64_t i = 0; i < threads; i++) states.emplace_back(pass.workspace());
     parallel(blocks, threads, [&](int64_t i, int64_t thread) {
-        pass.block(i * BLOCK, std::min((i + 1) * BLOCK, p.batch), states[thread].get());
+        pass.block(p.begin(i), p.begin(i + 1), states[thread].get());
     });
 }
 
 template <class T> void backward(const Problem& p, const Backward<T>& io) {
     const BackwardPass<T> pass(p, io);
-    const int64_t blocks = ceil_div(p.batch, BLOCK), groups = std::min(blocks, GROUPS);
+    const int64_t blocks = p.blocks();
+    const int64_t groups = std::max<int64_t>(1, std::min(blocks, GROUPS));  // one, of zeros, for an empty batch
     const int64_t threads = useful_threads(p, groups, 2);
     std::vector<Buffer<T>> states;
     std::vector<Gradients<T>> gradients;
@@ -924,11 +978,14 @@ template <class T> void backward(const Problem& p, const Backward<T>& io) {
     for (int64_t i = 0; i < groups && io.gweights; i++) gradients.emplace_back(p, pass.layout());
     parallel(groups, threads, [&](int64_t i, int64_t thread) {
         for (int64_t block = i * blocks / groups; block < (i + 1) * blocks / groups; block++)
-            pass.block(block * BLOCK, std::min((block + 1) * BLOCK, p.batch), states[thread].get(),
+            pass.block(p.begin(block), p.begin(block + 1), states[thread].get(),
                        io.gweights ? &gradients[i] : nullptr);
+        if (io.gweights) gradients[i].flush();
     });
-    if (io.gweights)
-        for (auto& group : gradients) group.add_to(p, Weights<T>(io.gweights, p.g));
+    if (io.gweights) {
+        for (int64_t i = 1; i < groups; i++) gradients[0].add(gradients[i]);
+        gradients[0].write(p, Weights<T>(places(p, io.weights, io.gweights).data(), p.g));
+    }
 }
 
 #undef MSLMN_INLINE

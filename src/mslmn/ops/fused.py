@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import clocked, cpu
 from .backends import choose
-from .weights import Weights
+from .weights import Weights, unflatten
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -65,13 +65,13 @@ def run(
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
     flat = weights.flat()
-    if not _eager(x, m, clock, *flat):
+    if not (_eager(x, m, clock, *flat) and all(map(torch._C._has_storage, (x, m, clock, *flat)))):
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
         backend = BACKENDS[choose(x.device)]
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _Run.apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
+    return _apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _eager(*tensors: Tensor | None) -> bool:
@@ -116,23 +116,29 @@ class _Run(torch.autograd.Function):
             results = run_backward_op(
                 *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
             )
-        else:
-            w = Weights.from_flat(weights, clockwork, bias)
-            results = ctx.backend.backward(
-                *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
-            )
-        gx, gm, gweights = _unflatten(results, weights, need_x, need_weights)
-        return gx, gm, None, None, None, None, None, *gweights
+            gx, gm, gweights = _separate(results, weights, need_x, need_weights)
+            return gx, gm, None, None, None, None, None, *gweights
+        w = Weights.from_flat(weights, clockwork, bias)
+        gx, gm, gflat = ctx.backend.backward(
+            *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
+        )
+        parts = unflatten(gflat, w.sizes) if need_weights else [None] * len(weights)
+        return gx if need_x else None, gm, None, None, None, None, None, *parts
 
 
-def _unflatten(
+# `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.
+_apply = super(torch.autograd.Function, _Run).apply
+
+
+def _separate(
     results: Results, weights: Sequence[Tensor], need_x: bool, need_weights: bool
 ) -> tuple[Tensor | None, Tensor, list[Tensor | None]]:
+    """What the operator returns, one by one. Its sizes may be symbols, which `unflatten` does not take."""
     gx, gm, gflat = results
     gweights: list[Tensor | None] = [None] * len(weights)
     if need_weights:
         parts = gflat.split([w.numel() for w in weights])
-        gweights = [part if w.dim() == 1 else part.view_as(w) for part, w in zip(parts, weights, strict=True)]
+        gweights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
     return gx if need_x else None, gm, gweights
 
 
@@ -207,7 +213,7 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     results = run_backward_op(
         *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
     )
-    gx, gm, gweights = _unflatten(results, weights, need_x, need_weights)
+    gx, gm, gweights = _separate(results, weights, need_x, need_weights)
     return gx, gm, None, gweights, None, None, None, None, None
 
 

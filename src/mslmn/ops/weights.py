@@ -5,9 +5,20 @@ and ``Whh[k]`` stand in the places of ``Whm[k]``, ``b_m[k]`` and ``Wmm[k]``.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from math import prod
 from typing import NamedTuple
 
 from torch import Tensor
+
+
+class Sizes(NamedTuple):
+    I: int
+    H: int  # Clockwork: 0
+    M: int
+    g: int
+    bias: bool
 
 
 class Weights(NamedTuple):
@@ -34,6 +45,11 @@ class Weights(NamedTuple):
     def has_bias(self) -> bool:
         return len(self.b_m) > 0
 
+    @property
+    def sizes(self) -> Sizes:
+        H, I = (0, self.Whm[0].shape[1]) if self.Wxh is None else self.Wxh.shape
+        return Sizes(I, H, self.M, self.g, self.has_bias)
+
     def flat(self) -> list[Tensor]:
         first = [w for w in (self.Wxh, self.b_h) if w is not None]
         return [*first, *self.Wmh, *self.Whm, *self.Wmm, *self.b_m]
@@ -52,3 +68,38 @@ class Weights(NamedTuple):
         b_h = weights[1] if bias and not clockwork else None
         b_m = parts.pop() if bias else []
         return cls(Wxh, b_h, [] if clockwork else parts[0], parts[-2], parts[-1], b_m)
+
+
+@lru_cache
+def shapes(sizes: Sizes) -> list[tuple[int, ...]]:
+    """The shapes of the weights, as `Weights.flat` lists them."""
+    I, H, M, g, bias = sizes
+    first: list[tuple[int, ...]] = [(H, I), *[(H,)] * bias] if H else []
+    lists: list[tuple[int, ...]] = [*[(H, M)] * (g if H else 0), *[(M, H or I)] * g]
+    return [*first, *lists, *[(j * M, M) for j in range(1, g + 1)], *[(M,)] * (g * bias)]
+
+
+@lru_cache
+def numels(sizes: Sizes) -> list[int]:
+    """How many values each of the weights has."""
+    return [prod(shape) for shape in shapes(sizes)]
+
+
+def unflatten(flat: Tensor, sizes: Sizes) -> list[Tensor]:
+    """The weights, as `Weights.flat` lists them, as views of a tensor that holds one after the other.
+
+    Neighbours of the same width are cut from one matrix, in one call: for a small network a call per weight takes as
+    long as its backward pass."""
+    lengths, matrices = _matrices(sizes)
+    parts: list[Tensor] = []
+    for values, (shape, rows) in zip(flat.split_with_sizes(lengths), matrices, strict=True):
+        parts += values.view(shape).split_with_sizes(rows)
+    return parts
+
+
+@lru_cache
+def _matrices(sizes: Sizes) -> tuple[list[int], list[tuple[tuple[int, ...], list[int]]]]:
+    """Neighbouring weights of the same width as one matrix: how many values it has; its shape, the rows of each."""
+    runs = [(width, [shape[0] for shape in run]) for width, run in groupby(shapes(sizes), lambda shape: shape[1:])]
+    matrices = [((sum(rows), *width), rows) for width, rows in runs]
+    return [prod(shape) for shape, _ in matrices], matrices
