@@ -1,6 +1,7 @@
 """Honest times: candidates take turns in one process, and the median of many rounds counts."""
 
 import ctypes
+import random
 import re
 import statistics
 import time
@@ -17,11 +18,15 @@ class Disagreement(RuntimeError):
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds per call of each candidate, measured in turn, ``repeats`` rounds."""
+    """Median seconds per call of each candidate, measured in turn, ``repeats`` rounds.
+
+    Each round is in another order: a call pays for the caches and the heap that the one before it leaves.
+    """
     calls = {name: _calls(candidate) for name, candidate in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}
+    shuffled = random.Random(0)
     for _ in range(repeats):
-        for name, candidate in candidates.items():
+        for name, candidate in shuffled.sample(list(candidates.items()), len(candidates)):
             start = time.perf_counter()
             for _ in range(calls[name]):
                 candidate()
