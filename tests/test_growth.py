@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import mslmn
-from mslmn import MSLMN, LinearAutoencoder, SequenceModel
+from mslmn import MSLMN, LinearAutoencoder, SequenceModel, growth
 from mslmn.growth import add_module, evaluate, initialise, subsample
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 
@@ -124,8 +124,7 @@ def test_the_loss_right_after_growth_is_not_above_the_loss_right_before(name, sh
         assert report.loss_before == pytest.approx(before)
         assert report.loss_after == pytest.approx(evaluate(model, batches, objective))
         assert report.loss_after <= report.loss_before + 1e-12
-        if report.loss_before > 1e-9:  # else there is nothing left to gain
-            assert report.readout == objective.readout
+        assert report.readout in (objective.readout, "zeros")
     assert model.num_modules == 5 and report.modules == 5
 
 
@@ -134,9 +133,24 @@ def test_the_readout_is_the_pseudoinverse():
     add_module(model, batches, objective)
     x = torch.cat([model.features(input).data for input, _ in batches]).detach()
     y = torch.cat([target.data for _, target in batches])
-    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(len(x), 1)], 1), y).solution.T
-    torch.testing.assert_close(model.readout.weight, solution[:, :-1], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(model.readout.b_y, solution[:, -1], rtol=1e-5, atol=1e-6)
+    X = torch.cat([x, torch.ones(len(x), 1)], 1)
+    solution = (torch.linalg.pinv(X, rtol=growth.CUT**0.5) @ y).T
+    torch.testing.assert_close(model.readout.weight.detach(), solution[:, :-1], rtol=0, atol=1e-8)
+    torch.testing.assert_close(model.readout.b_y.detach(), solution[:, -1], rtol=0, atol=1e-8)
+
+
+def test_the_readout_of_modules_that_repeat_each_other_stays_small(monkeypatch):
+    """The plain pseudoinverse gives weights that are huge and cancel: the first step of training destroys them."""
+    x = 0.5 * torch.randn(64, 200, 6)  # at the last step all modules hear the same
+    largest = []
+    for cut in (growth.CUT, 1e-14):
+        monkeypatch.setattr(growth, "CUT", cut)
+        torch.manual_seed(0)
+        model = SequenceModel(MSLMN(6, 6, 12, num_modules=1), 6)
+        for _ in range(2):
+            assert add_module(model, [(x, x[-9])], NMSE(), horizon=2).readout == "least squares"
+        largest.append(model.readout.weight.abs().max().item())
+    assert largest[0] < largest[1] / 10
 
 
 def test_the_convex_readout_is_at_the_minimum():

@@ -25,6 +25,7 @@ from .model import SequenceModel
 from .objectives import Objective
 
 Batches = Iterable[tuple[Any, Any]]  # (input, target), as often as it is iterated
+CUT = 1e-4  # of the least-squares readout: squared singular values below this part of the largest
 RIDGE = 1e-4  # of the convex readout problem
 ITERATIONS = 100  # of L-BFGS, at most
 
@@ -252,7 +253,11 @@ def _solve_readout(
 
 
 def _least_squares(model: SequenceModel, batches: Batches) -> None:
-    """Wmy and b_y by the pseudoinverse, from the whole memory to the targets."""
+    """Wmy and b_y by least squares, from the whole memory to the targets.
+
+    Modules repeat each other, so the plain pseudoinverse gives weights that are huge and cancel, and the first step of
+    training destroys what they do: small singular values are cut, relative to the largest.
+    """
     G, C = None, None
     for input, target in batches:
         x, y = (_rows(value).double() for value in (model.features(input), target))
@@ -266,7 +271,7 @@ def _least_squares(model: SequenceModel, batches: Batches) -> None:
     if G is not None and C is not None:
         sums += torch.cat([G, C], 1)
     _all_reduce(sums)
-    solution = (torch.linalg.pinv(sums[:, :size], hermitian=True, rtol=1e-10) @ sums[:, size:]).T  # (O, size)
+    solution = (torch.linalg.pinv(sums[:, :size], hermitian=True, rtol=CUT) @ sums[:, size:]).T  # (O, size)
     model.readout.set(solution[:, :width].to(like), solution[:, width].to(like) if size > width else None)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from . import checks
 
@@ -37,6 +37,16 @@ class Objective:
 
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
         """Look at the training data before the first loss, if there is anything to learn from it."""
+
+    def collate(self, targets: Sequence[Any]) -> Any:
+        """Targets of single sequences as the target of a batch: packed if they go by steps, else stacked."""
+        tensors = [torch.as_tensor(target) for target in targets]
+        if self._by_step(tensors[0]):
+            return pack_sequence(tensors, enforce_sorted=False)
+        return torch.stack(tensors)
+
+    def _by_step(self, target: Tensor) -> bool:
+        return target.dim() > 1
 
     def loss(self, output: Output, target: Any) -> Score:
         raise NotImplementedError
@@ -112,6 +122,9 @@ class CrossEntropy(Objective):
         right = (logits.argmax(1) == classes).sum().to(logits.dtype)
         return Score(right, right.new_tensor(len(classes)))
 
+    def _by_step(self, target: Tensor) -> bool:
+        return target.dim() > 0
+
     def _checked(self, output: Output, target: Any) -> tuple[Tensor, Tensor]:
         logits, classes = _data(output), _data(target)
         if logits.shape[:-1] != classes.shape or classes.is_floating_point():
@@ -131,6 +144,9 @@ class CTC(Objective):
 
     metric_name = "character accuracy"
     higher_is_better = True
+
+    def collate(self, targets: Sequence[Any]) -> list[Tensor]:
+        return [torch.as_tensor(target) for target in targets]
 
     def loss(self, output: Output, target: Sequence[Tensor]) -> Score:
         logits, lengths = _padded(output)

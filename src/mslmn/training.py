@@ -1,0 +1,641 @@
+"""Training, in one stage or growing from stage to stage, in a run folder that survives being killed.
+
+A stage is an ordinary fit: Adam with L2 decay, clipped gradients, the best weights on validation restored at its end.
+Between stages the model grows (growth.py). Order and noise of the data, and every other random number, depend on seed,
+stage and epoch alone, and each epoch ends with a checkpoint, so a run that was killed ends like one that was not.
+"""
+
+import csv
+import hashlib
+import io
+import logging
+import math
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from . import checkpoint, checks, clock, growth
+from .cells import widened
+from .checkpoint import CheckpointError
+from .layers import MSLMN
+from .model import SequenceModel
+from .objectives import Objective
+
+try:
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import RichProgressBar
+except ImportError as error:
+    raise ImportError("training needs lightning: pip install 'mslmn[experiments]'") from error
+
+Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN or infinite; the last good checkpoint is kept."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. All of it is written to the run folder, and a run is resumed under the same plan only."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0  # L2, as Adam takes it
+    clip: float = 1.0  # largest norm of the gradient
+    batch_size: int = 32
+    noise: float = 0.0  # standard deviation of what is added to the inputs in training
+    epochs: int = 50  # of a stage
+    patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
+    grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
+    plateau: int = 10  # epochs without improvement that are a plateau
+    max_modules: int | None = None  # as many as the longest sequence can use, if not given
+    min_gain: float = 0.0  # by which a stage must lower the best validation loss to be worth its module
+    growth_patience: int = 1  # stages that are not worth it, one after the other, before growth ends
+    first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
+    readout: str = "auto"  # of new modules, see `add_module`
+    horizon: int | None = None  # of the autoencoder
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "clip"):
+            checks.positive(name, getattr(self, name))
+        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience"):
+            checks.size(name, getattr(self, name))
+        for name in ("weight_decay", "noise", "min_gain"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
+        checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
+        checks.choice("first_module", self.first_module, ("autoencoder", "given"))
+        checks.choice("readout", self.readout, ("auto", "zeros"))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"a plan has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+@dataclass
+class Progress:
+    """Where a run stands: all that is not a tensor."""
+
+    stage: int = 0
+    epoch: int = 0  # epochs of this stage that are done
+    phase: str = "train"  # "grow": the stage is over; "done": the run is
+    best: dict[str, Any] = field(default_factory=dict)  # stage, epoch, loss, modules of the best weights
+    stage_best: float = math.inf
+    since_best: int = 0  # epochs
+    since_stage_best: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    reason: str = ""  # why the run ended
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found."""
+
+    model: SequenceModel  # with the best weights on validation
+    history: list[dict[str, Any]]  # one entry per epoch
+    stages: list[dict[str, Any]]  # one entry per stage, with its GrowthReport
+    best: dict[str, Any]
+    reason: str
+
+
+def fit(
+    model: SequenceModel,
+    train: Pairs,
+    validation: Pairs,
+    objective: Objective,
+    folder: str | Path | None = None,
+    *,
+    plan: Plan | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    device: torch.device | str | None = None,
+) -> Result:
+    """Train a model, growing it from stage to stage as ``plan`` says.
+
+    Args:
+        model: grows, in place, if its encoder is an `MSLMN`; the best one is in the result.
+        train, validation: ``(x, target)`` of each sequence; x is (T, I).
+        objective: one of mslmn.objectives.
+        folder: for checkpoints, metrics.csv, TensorBoard logs, the model of each stage and the best one.
+        resume: go on with the run in ``folder``; without one there, start it.
+        progress: show bars and a line for each stage.
+        device: a GPU if there is one, by default.
+
+    Under ``torchrun`` each process takes its part of each batch, and the result is that of one process, to rounding.
+    """
+    plan = plan or Plan()
+    if folder is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return _Run(model, train, validation, objective, Path(temporary), plan, progress, device).go(False)
+    return _Run(model, train, validation, objective, Path(folder), plan, progress, device).go(resume)
+
+
+class _Run:
+    """The stages, one after the other."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        train: Pairs,
+        validation: Pairs,
+        objective: Objective,
+        folder: Path,
+        plan: Plan,
+        progress: bool,
+        device: torch.device | str | None,
+    ) -> None:
+        if not isinstance(model, SequenceModel):
+            raise TypeError(f"fit trains a SequenceModel, got {type(model).__name__}; wrap your encoder in one")
+        if not len(train) or not len(validation):
+            raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
+        self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
+        _connect()
+        self.rank = distributed.get_rank() if _connected() else 0
+        self.world = distributed.get_world_size() if _connected() else 1
+        self.device = _device(device)
+        self.show = progress and self.rank == 0
+        self.train = _Data(train, objective, self.device)
+        self.validation = _Data(validation, objective, self.device)
+        self.moments: dict[str, dict[str, Tensor]] = {}
+        self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
+        self.state = Progress()
+
+    def go(self, resume: bool) -> Result:
+        quiet = logging.getLogger("lightning.pytorch")
+        level = quiet.level
+        quiet.setLevel(logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", module=r"lightning.*")
+                return self._go(resume)
+        finally:
+            quiet.setLevel(level)
+
+    def _go(self, resume: bool) -> Result:
+        there = (self.folder / "run.json").exists()
+        if there and not resume:
+            raise ValueError(f"{self.folder} has a run already; pass resume=True to go on with it, or another folder")
+        self.model.to(self.device)
+        self.objective.prepare(self.train.batches(self.plan.batch_size))
+        if there:
+            self._resume()
+        else:
+            self._begin()
+        while self.state.phase != "done":
+            if self.state.phase == "train":
+                self._train_stage()
+            self._end_stage()
+        return self._result()
+
+    def _begin(self) -> None:
+        report = None
+        if self._grows and self.plan.first_module == "autoencoder" and self.model.num_modules == 1:
+            self._seed(-1)
+            report = growth.initialise(
+                self.model, self._my_train(), self.objective, readout=self.plan.readout, horizon=self.plan.horizon
+            )
+        self._open_stage(report)
+        self._save()
+
+    def _open_stage(self, report: growth.GrowthReport | None) -> None:
+        state = self.state
+        state.epoch, state.phase, state.stage_best, state.since_stage_best = 0, "train", math.inf, 0
+        state.stages.append(
+            {
+                "stage": state.stage,
+                "modules": self.model.num_modules,
+                "parameters": sum(p.numel() for p in self.model.parameters()),
+                "seconds": 0.0,
+                "growth": None if report is None else report.as_dict(),
+            }
+        )
+        loss, _ = self._validate()
+        self._compare(loss)  # what growth found may be better than what training makes of it
+
+    def _validate(self) -> tuple[float, float]:
+        batches = self.validation.batches(self.plan.batch_size, self.rank, self.world)
+        loss, metric = assess(self.model, batches, self.objective)
+        if not math.isfinite(loss):
+            self.diverged(f"the validation loss is {loss}")
+        return loss, metric
+
+    def _compare(self, loss: float) -> None:
+        """Keep the weights if they are the best of the stage, or of all."""
+        state = self.state
+        if loss < state.stage_best:
+            state.stage_best, state.since_stage_best = loss, 0
+            self.best = (_copy(self.model.state_dict()), {n: _copy(m) for n, m in self.moments.items()})
+        if loss < state.best.get("loss", math.inf):
+            state.best = {"stage": state.stage, "epoch": state.epoch, "loss": loss, "modules": self.model.num_modules}
+            state.since_best = 0
+
+    def _train_stage(self) -> None:
+        module = _Module(self)
+        trainer = pl.Trainer(
+            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1,
+            num_nodes=_nodes() if self.world > 1 else 1,
+            strategy="ddp" if self.world > 1 else "auto",
+            max_epochs=self.plan.epochs - self.state.epoch,
+            gradient_clip_val=self.plan.clip,
+            callbacks=[_Bar(self)] if self.show else [],
+            enable_progress_bar=self.show,
+            logger=self._loggers(),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=10**9,
+        )
+        trainer.fit(module, train_dataloaders=module.loader)
+        if self.state.phase == "train":
+            raise KeyboardInterrupt  # lightning swallowed it; what was done is kept
+        self.model.to(self.device)
+
+    def _loggers(self) -> Any:
+        try:
+            from lightning.pytorch.loggers import TensorBoardLogger
+
+            version = f"stage-{self.state.stage}"
+            return TensorBoardLogger(self.folder, name="tensorboard", version=version, default_hp_metric=False)
+        except ImportError:
+            return False
+
+    def epoch_done(self, train_loss: float, seconds: float) -> None:
+        """Validate, remember the best, write the checkpoint; decides whether the stage is over."""
+        state = self.state
+        loss, metric = self._validate()
+        state.epoch += 1
+        record = {
+            "stage": state.stage,
+            "epoch": state.epoch,
+            "modules": self.model.num_modules,
+            "train_loss": train_loss,
+            "validation_loss": loss,
+            self.objective.metric_name.replace(" ", "_"): metric,
+        }
+        state.history.append(record)
+        state.stages[-1]["seconds"] += seconds
+        state.since_best += 1
+        state.since_stage_best += 1
+        self._compare(loss)
+        plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
+        if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
+            state.phase = "grow"
+        self._save()
+
+    def _end_stage(self) -> None:
+        """The best weights of the stage are restored, with the moments they had; then growth, or the end."""
+        state = self.state
+        weights, moments = self.best
+        self.model.load_state_dict(weights)
+        self.moments = {n: _copy(m) for n, m in moments.items()}
+        summary = state.stages[-1]
+        summary["validation_loss"] = state.stage_best
+        if self.rank == 0:
+            checkpoint.save(self.model, self.folder / f"stage-{state.stage}")
+        self._say(summary)
+        reason = self._reason_to_end()
+        if reason:
+            state.phase, state.reason = "done", reason
+        else:
+            old = {name: p.shape for name, p in self.model.named_parameters()}
+            self._seed(-1)
+            report = growth.add_module(
+                self.model,
+                self._my_train(),
+                self.objective,
+                readout=self.plan.readout,
+                horizon=self.plan.horizon,
+                random_state=self.plan.seed,
+            )
+            self._carry(old)
+            state.stage += 1
+            self._open_stage(report)
+        self._save()
+
+    def _reason_to_end(self) -> str:
+        state, plan = self.state, self.plan
+        if not self._grows:
+            return "trained"
+        if state.since_best >= plan.patience:
+            return f"no better validation loss for {plan.patience} epochs"
+        losses = [stage["validation_loss"] for stage in state.stages]
+        worth = [i for i in range(len(losses)) if losses[i] < min(losses[:i], default=math.inf) - plan.min_gain]
+        if len(losses) - 1 - worth[-1] >= plan.growth_patience:
+            return f"the validation loss was not lowered beyond {state.stages[worth[-1]]['modules']} modules"
+        longest = max(len(x) for x, _ in self.train.pairs)
+        most = min(plan.max_modules or clock.MAX_MODULES, clock.num_modules(longest))
+        if self.model.num_modules >= most:
+            return f"{most} modules, as many as planned or as {longest} steps can use"
+        return ""
+
+    @property
+    def _grows(self) -> bool:
+        return self.plan.grow != "never" and type(self.model.encoder) is MSLMN
+
+    def _carry(self, old: dict[str, torch.Size]) -> None:
+        """Adam's moments of the old weights, with zeros for the new inputs of upper layers."""
+        encoder = cast(MSLMN, self.model.encoder)
+        for name, parameter in self.model.named_parameters():
+            if name in old and parameter.shape != old[name]:
+                moments = self.moments[name]
+                for kind in MOMENTS[1:]:
+                    moments[kind] = widened(moments[kind], encoder.num_directions, encoder.memory_size)
+
+    def _my_train(self) -> "_Batches":
+        """The training data of this process, in order, without noise."""
+        return self.train.batches(self.plan.batch_size, self.rank, self.world)
+
+    def _seed(self, epoch: int) -> None:
+        torch.manual_seed(derive(self.plan.seed, self.state.stage, epoch))
+
+    def _result(self) -> Result:
+        state = self.state
+        best = self.model
+        if state.best["stage"] != state.stage:  # growth went one stage too far
+            if _connected():
+                distributed.barrier()
+            best = checkpoint.load(self.folder / f"stage-{state.best['stage']}", self.device)
+        if self.rank == 0:
+            checkpoint.save(best, self.folder / "best")
+        return Result(best, state.history, state.stages, state.best, state.reason)
+
+    def diverged(self, what: str) -> None:
+        raise Diverged(
+            f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; the checkpoint of the epoch before "
+            f"is in {self.folder}. Lower learning_rate or clip, or look for extreme values in the data"
+        )
+
+    # the run folder
+
+    def _save(self) -> None:
+        if self.rank == 0:
+            tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+            tensors |= {f"best/{name}": value for name, value in self.best[0].items()}
+            for label, moments in (("adam", self.moments), ("best_adam", self.best[1])):
+                tensors |= {f"{label}/{name}/{kind}": v for name, m in moments.items() for kind, v in m.items()}
+            content = {
+                "plan": asdict(self.plan),
+                "objective": {"class": type(self.objective).__name__, "config": self.objective.config},
+                "model": checkpoint.describe(self.model),
+                "progress": asdict(self.state),
+            }
+            checkpoint.write(self.folder, "run", content, tensors)
+            checkpoint.write_text(self.folder / "metrics.csv", _csv(self.state.history))
+        if _connected():
+            distributed.barrier()
+
+    def _resume(self) -> None:
+        content, tensors = checkpoint.read(self.folder, "run", self.device)
+        file = self.folder / "run.json"
+        try:
+            then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{file}: {error}; it was changed, or is of another version") from error
+        if then != self.plan:
+            changed = [f.name for f in fields(Plan) if getattr(then, f.name) != getattr(self.plan, f.name)]
+            raise ValueError(
+                f"the run in {self.folder} was planned with other values of {', '.join(changed)}; "
+                "resume it under the same plan, or start another in a new folder"
+            )
+        mine, found = checkpoint.describe(self.model), content["model"]
+        if _without_modules(mine) != _without_modules(found):
+            raise CheckpointError(f"{file}: the run is of another architecture, {found}; build the model it began with")
+        while self.model.num_modules < found["encoder"]["config"].get("num_modules", 1):
+            like, encoder = next(self.model.parameters()), cast(MSLMN, self.model.encoder)
+            cells = len(encoder.cells)
+            A = like.new_zeros(encoder.memory_size, encoder.hidden_size)
+            B = like.new_zeros(encoder.memory_size, encoder.memory_size)
+            self.model.grow([A] * cells, [B] * cells)
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}}
+        for key, value in tensors.items():
+            part, name = key.split("/", 1)
+            parts[part][name] = value
+        checkpoint.fill(self.model, parts["model"], file)
+        self.best = (parts["best"], _nested(parts["best_adam"]))
+        self.moments, self.state = _nested(parts["adam"]), state
+
+    def _say(self, stage: dict[str, Any]) -> None:
+        if not self.show:
+            return
+        from rich.console import Console
+
+        grown = stage["growth"]
+        by = f", loss {grown['loss_before']:.4g} -> {grown['loss_after']:.4g} by growth" if grown else ""
+        Console().print(
+            f"stage {stage['stage']}: {stage['modules']} modules, {stage['parameters']:,} parameters{by}, "
+            f"validation loss {stage['validation_loss']:.4g}, {self.state.epoch} epochs, {stage['seconds']:.1f} s"
+        )
+
+
+class _Module(pl.LightningModule):
+    """One stage, as lightning wants it."""
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self.model = run.model
+        self.run = [run]  # in a list: no part of this module
+        self.loader = _EpochLoader(run)
+        self.total = torch.zeros(2, dtype=torch.float64)
+        self.began = 0.0
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        (run,) = self.run
+        plan = run.plan
+        adam = torch.optim.Adam(self.model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        for name, parameter in self.model.named_parameters():
+            if name in run.moments:
+                adam.state[parameter] = {k: v.clone().to(parameter.device) for k, v in run.moments[name].items()}
+                adam.state[parameter]["step"] = adam.state[parameter]["step"].cpu()
+        return adam
+
+    def on_train_epoch_start(self) -> None:
+        (run,) = self.run
+        run._seed(run.state.epoch)
+        self.total.zero_()
+        self.began = time.perf_counter()
+
+    def training_step(self, batch: tuple[Any, Any, float], index: int) -> Tensor:
+        (run,) = self.run
+        input, target, weight = batch
+        score = run.objective.loss(self.model(input), target)
+        sums = growth._all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
+        if not torch.isfinite(sums).all():
+            run.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
+        self.total += sums.cpu()
+        return score.total * (weight * run.world / sums[1].item())  # lightning averages gradients over processes
+
+    def on_train_epoch_end(self) -> None:
+        (run,) = self.run
+        adam: Any = self.optimizers(use_pl_optimizer=False)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        run.moments = {names[p]: _copy({k: s[k] for k in MOMENTS}) for p, s in adam.state.items()}
+        train_loss = (self.total[0] / self.total[1]).item()
+        run.epoch_done(train_loss, time.perf_counter() - self.began)
+        record = run.state.history[-1]
+        values = {k: float(v) for k, v in record.items() if k not in ("stage", "epoch", "modules")}
+        if self.logger is not None:
+            self.logger.log_metrics(values, record["epoch"])
+        self.trainer.should_stop = run.state.phase != "train"
+
+
+class _Bar(RichProgressBar):
+    def __init__(self, run: _Run) -> None:
+        super().__init__(leave=False)
+        self.run = run
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        state = self.run.state
+        return (
+            f"stage {state.stage}, {self.run.model.num_modules} modules, epoch {state.epoch + 1}/{self.run.plan.epochs}"
+        )
+
+
+class _Data:
+    """Sequences with their targets, and batches of them."""
+
+    def __init__(self, pairs: Pairs, objective: Objective, device: torch.device) -> None:
+        self.pairs, self.objective, self.device = pairs, objective, device
+
+    def batches(self, size: int, rank: int = 0, world: int = 1) -> "_Batches":
+        indices = list(range(rank, len(self.pairs), world))
+        return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
+
+    def collate(self, indices: Sequence[int]) -> tuple[PackedSequence, Any]:
+        xs = [torch.as_tensor(self.pairs[i][0]) for i in indices]
+        target = self.objective.collate([self.pairs[i][1] for i in indices])
+        input = pack_sequence(xs, enforce_sorted=False).to(self.device)  # type: ignore[arg-type]
+        if isinstance(target, list):
+            return input, [t.to(self.device) for t in target]
+        return input, target.to(self.device)
+
+
+class _Batches:
+    """Batches in order, as often as they are iterated."""
+
+    def __init__(self, data: _Data, indices: list[list[int]]) -> None:
+        self.data, self.indices = data, indices
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return (self.data.collate(batch) for batch in self.indices)
+
+
+class _EpochLoader:
+    """The batches of an epoch in an order, and with a noise, that depend on seed, stage and epoch alone.
+
+    Each process takes its part of each batch; one that gets none takes a sequence with weight zero.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+
+    def __len__(self) -> int:
+        return -(-len(self.run.train.pairs) // self.run.plan.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, float]]:
+        run = self.run
+        plan, pairs = run.plan, run.train.pairs
+        seed = derive(plan.seed, run.state.stage, run.state.epoch)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(pairs), generator=generator).tolist()
+        for start in range(0, len(order), plan.batch_size):
+            batch = order[start : start + plan.batch_size]
+            mine = batch[run.rank :: run.world]
+            input, target = run.train.collate(mine or batch[:1])
+            if plan.noise:
+                input = PackedSequence(self._noisy(input, mine or batch[:1], seed), *input[1:])
+            yield input, target, float(bool(mine))
+
+    def _noisy(self, input: PackedSequence, indices: list[int], seed: int) -> Tensor:
+        """Each sequence its own noise, whichever process and batch it is in."""
+        noise = []
+        for i in indices:
+            generator = torch.Generator().manual_seed(derive(seed, i))
+            x = torch.as_tensor(self.run.train.pairs[i][0])
+            noise.append(torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype))
+        return input.data + self.run.plan.noise * pack_sequence(noise, enforce_sorted=False).data.to(input.data)
+
+
+def assess(model: SequenceModel, batches: Any, objective: Objective) -> tuple[float, float]:
+    """Mean loss and metric over all batches of all processes."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    with growth._evaluation(model):
+        for input, target in batches:
+            output = model(input)
+            scores = (*objective.loss(output, target), *objective.metric(output, target))
+            sums += torch.stack([value.double() for value in scores]).cpu()
+    loss, items, metric, counted = growth._all_reduce(sums).tolist()
+    return loss / items, metric / counted
+
+
+def derive(*numbers: int) -> int:
+    """A seed from several numbers, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
+
+
+def _connect() -> None:
+    """Join the other processes, if torchrun started several."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _connected():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def _connected() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _nodes() -> int:
+    return int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _device(wish: torch.device | str | None) -> torch.device:
+    if wish is not None:
+        return torch.device(wish)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """``name/kind`` -> name -> kind."""
+    nested: dict[str, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        name, kind = key.rsplit("/", 1)
+        nested.setdefault(name, {})[kind] = value
+    return nested
+
+
+def _without_modules(description: dict[str, Any]) -> dict[str, Any]:
+    encoder = description["encoder"]
+    config = {k: v for k, v in encoder["config"].items() if k != "num_modules"}
+    return {**description, "encoder": {**encoder, "config": config}}
+
+
+def _csv(history: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    if history:
+        writer = csv.DictWriter(text, list(history[0]))
+        writer.writeheader()
+        writer.writerows(history)
+    return text.getvalue()

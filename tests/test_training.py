@@ -1,0 +1,330 @@
+"""Runs grow, stop, survive being killed, and come out the same in several processes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("lightning")
+from mslmn import MSLMN, SequenceModel, checkpoint
+from mslmn.checkpoint import CheckpointError
+from mslmn.objectives import CTC, NMSE, CrossEntropy
+from mslmn.training import Diverged, Plan, fit
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # lightning's
+
+QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1}
+
+
+def pairs(n, seed=0, lengths=(12, 33)):
+    """Which sign had the first number?"""
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for _ in range(n):
+        x = torch.randn(int(torch.randint(*lengths, (1,), generator=generator)), 2, generator=generator)
+        result.append((x, (x[0, 0] > 0).long()))
+    return result
+
+
+def model(seed=0, **options):
+    torch.manual_seed(seed)
+    return SequenceModel(MSLMN(2, 6, 4, num_modules=1, **options), 2)
+
+
+def run(folder=None, resume=False, data=(20, 12), net=None, **plan):
+    plan = Plan(**{**QUICK, **plan})
+    return fit(
+        net or model(),
+        pairs(data[0]),
+        pairs(data[1], 1),
+        CrossEntropy(),
+        folder,
+        plan=plan,
+        resume=resume,
+        progress=False,
+    )
+
+
+def weights(result):
+    return {name: value.clone() for name, value in result.model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_trains_grows_and_writes_everything_down(tmp_path):
+    result = run(tmp_path / "run", growth_patience=9)
+    folder = tmp_path / "run"
+    assert [stage["modules"] for stage in result.stages] == [1, 2, 3, 4, 5, 6]  # 32 steps at most
+    assert "as 32 steps can use" in result.reason
+    assert len(result.history) == 18
+    assert result.best["loss"] <= min(record["validation_loss"] for record in result.history)
+    for i, stage in enumerate(result.stages):
+        assert stage["growth"]["loss_after"] <= stage["growth"]["loss_before"] + 1e-6 or i == 0
+        saved = checkpoint.load(folder / f"stage-{i}")
+        assert saved.num_modules == i + 1
+        assert stage["parameters"] == sum(p.numel() for p in saved.parameters())
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "stage,epoch,modules,train_loss,validation_loss,accuracy" and len(lines) == 19
+    best = checkpoint.load(folder / "best")
+    assert same(weights(result), best.state_dict())
+    assert list(folder.glob("tensorboard/stage-*/events*"))
+    assert not list(folder.rglob("*.tmp"))
+    assert len(list(folder.glob("run-*.safetensors"))) == 1
+
+
+def test_the_best_weights_come_back():
+    result = run(grow="never", epochs=12, learning_rate=0.3)
+    from mslmn.training import _Data, assess
+
+    data = _Data(pairs(12, 1), CrossEntropy(), torch.device("cpu"))
+    loss, _ = assess(result.model, data.batches(8), CrossEntropy())
+    assert loss == pytest.approx(result.best["loss"], abs=1e-6)
+    assert result.reason == "trained"
+
+
+def test_growth_stops_where_it_does_not_help_and_the_better_model_is_kept(tmp_path):
+    result = run(tmp_path, min_gain=10.0)
+    assert [stage["modules"] for stage in result.stages] == [1, 2]
+    assert result.reason == "the validation loss was not lowered beyond 1 modules"
+    assert result.model.num_modules == result.best["modules"]
+
+
+def test_patience_counts_across_stages():
+    result = run(learning_rate=1e-9, noise=0.0, patience=5, growth_patience=9, min_gain=0.0, readout="zeros")
+    assert result.reason == "no better validation loss for 5 epochs" or len(result.history) >= 5
+
+
+def test_a_plateau_ends_a_stage():
+    result = run(grow="plateau", plateau=2, epochs=50, learning_rate=1e-9, max_modules=2, readout="zeros", noise=0.0)
+    assert all(len([r for r in result.history if r["stage"] == i]) < 50 for i in range(len(result.stages)))
+
+
+def test_moments_are_carried_over():
+    """Adam goes on where it was for old weights; new ones start fresh."""
+    from mslmn import training
+
+    runs = []
+    original = training._Run._carry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training._Run, "_carry", lambda self, old: (original(self, old), runs.append(self.moments))[0])
+        run(net=model(num_layers=2), growth_patience=9, max_modules=2, epochs=2)
+    (moments,) = runs
+    assert moments["encoder.cells.0.Wmm.0"]["step"] > 0 and "encoder.cells.0.Wmm.1" not in moments
+    wide = moments["encoder.cells.1.Wxh"]["exp_avg"]
+    assert wide.shape == (6, 8) and wide[:, :4].any() and not wide[:, 4:].any()
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7])
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop):
+    """After any epoch, within a stage or at its end; with dropout and noise."""
+    options = {"growth_patience": 9, "max_modules": 3}
+    whole = run(tmp_path / "whole", net=model(num_layers=2, dropout=0.3), **options)
+
+    class Stop(Exception):
+        pass
+
+    from mslmn import training
+
+    original, done = training._Run.epoch_done, []
+
+    def epoch_done(self, *arguments):
+        original(self, *arguments)
+        done.append(1)
+        if len(done) == stop:
+            raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training._Run, "epoch_done", epoch_done)
+        with pytest.raises(Stop):
+            run(tmp_path / "cut", net=model(num_layers=2, dropout=0.3), **options)
+    resumed = run(tmp_path / "cut", resume=True, net=model(num_layers=2, dropout=0.3), **options)
+    assert same(weights(resumed), weights(whole))
+    assert resumed.history == whole.history
+    again = run(tmp_path / "cut", resume=True, net=model(num_layers=2, dropout=0.3), **options)  # it is done
+    assert same(weights(again), weights(whole))
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from test_training import model, run
+result = run(sys.argv[1], resume=True, growth_patience=9, max_modules=4, epochs=5, net=model(num_layers=2, dropout=0.2))
+print(result.best)
+"""
+
+
+def start(folder, *prefix):
+    code = SCRIPT.format(tests=str(Path(__file__).parent))
+    return subprocess.Popen([*(prefix or [sys.executable]), "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("MSLMN_KILLS", "3"))))
+def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path_factory, seed):
+    shared = tmp_path_factory.getbasetemp() / "uninterrupted"
+    began = time.monotonic()
+    if not (shared / "best" / "model.json").exists():
+        assert start(shared).wait() == 0
+    folder = tmp_path_factory.mktemp("killed")
+    seconds = random.Random(seed)
+    process = start(folder)
+    deadline = time.monotonic() + 120
+    while not (folder / "run.json").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)  # the first checkpoint: from here on there is something to lose
+    time.sleep(seconds.uniform(0, 0.8))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    content, _ = checkpoint.read(folder, "run")  # whole, whenever it was
+    lines = (folder / "metrics.csv").read_text().splitlines() if (folder / "metrics.csv").exists() else []
+    assert abs(len(content["progress"]["history"]) - max(len(lines) - 1, 0)) <= 1
+    assert start(folder).wait() == 0
+    for name in ("best", "stage-0", "stage-1", "stage-2", "stage-3"):
+        assert same(checkpoint.load(folder / name).state_dict(), checkpoint.load(shared / name).state_dict()), name
+    assert (folder / "metrics.csv").read_text() == (shared / "metrics.csv").read_text()
+    assert not list(folder.rglob("*.tmp")) and time.monotonic() - began < 600
+
+
+def test_two_processes_train_like_one(tmp_path):
+    """The whole incremental run under torchrun: same modules and, to rounding, losses; batches that do not divide."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)).replace("dropout=0.2", "dropout=0.0"))
+    one = subprocess.run([sys.executable, script, tmp_path / "single"], capture_output=True, text=True, check=False)
+    two = subprocess.run([*torchrun, script, tmp_path / "double"], capture_output=True, text=True, check=False)
+    assert one.returncode == 0 and two.returncode == 0, one.stderr + two.stderr
+    single, double = (
+        json.loads((tmp_path / name / "run.json").read_text())["progress"] for name in ("single", "double")
+    )
+    assert [s["modules"] for s in single["stages"]] == [s["modules"] for s in double["stages"]]
+    for a, b in zip(single["history"], double["history"], strict=True):
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-3)
+        assert a["validation_loss"] == pytest.approx(b["validation_loss"], rel=2e-3)
+    losses = two.stdout.splitlines()
+    assert len(losses) == 2 and losses[0] == losses[1]  # both processes found the same
+
+
+def recall(n, seed):
+    """What was the input 16 steps before the end?"""
+    x = 0.5 * torch.randn(n, 256, 6, generator=torch.Generator().manual_seed(seed))
+    return [(a, a[-17]) for a in x]
+
+
+def test_growth_remembers_what_training_from_scratch_does_not_find():
+    plan = {"epochs": 3, "batch_size": 50, "learning_rate": 3e-3, "patience": 99}
+    data = recall(600, 0), recall(300, 1), NMSE()
+    torch.manual_seed(0)
+    grown = fit(
+        SequenceModel(MSLMN(6, 6, 12, num_modules=1), 6),
+        *data,
+        plan=Plan(**plan, horizon=2, min_gain=0.02, growth_patience=3),
+        progress=False,
+    )
+    torch.manual_seed(0)
+    scratch = fit(
+        SequenceModel(MSLMN(6, 6, 12, num_modules=grown.model.num_modules), 6),
+        *data,
+        plan=Plan(**{**plan, "epochs": 2 * len(grown.history)}, grow="never"),
+        progress=False,
+    )
+    assert grown.best["loss"] < 0.1 and scratch.best["loss"] > 0.8
+    modules = grown.stages[-1]["modules"]
+    assert modules == 8  # module 5 hears every 16th step; three more are tried, and 9 would be possible
+    assert grown.reason == "the validation loss was not lowered beyond 5 modules"
+
+
+@pytest.mark.parametrize(("objective", "output", "O"), [(NMSE, "all", 1), (CTC, "all", 4), (NMSE, "last", 1)])
+def test_every_objective_trains(objective, output, O):
+    torch.manual_seed(0)
+    net = SequenceModel(MSLMN(2, 6, 4, num_modules=1, bidirectional=True), O, output=output, norm="module")
+    data = []
+    for x, _ in pairs(20):
+        target = {
+            (NMSE, "all"): x.cumsum(0)[:, :1],
+            (NMSE, "last"): x.sum(0)[:1],
+            (CTC, "all"): torch.tensor([1, 2, 3, 3]),
+        }[objective, output]
+        data.append((x, target))
+    result = fit(net, data, data[:6], objective(), plan=Plan(**QUICK, max_modules=2), progress=False)
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+
+
+def test_baselines_train_too():
+    torch.manual_seed(0)
+    net = SequenceModel(nn.LSTM(2, 6, bidirectional=True), 2)
+    assert run(net=net).reason == "trained"
+
+
+# what can go wrong
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(Diverged, match=r"in epoch \d+ of stage 0; the checkpoint of the epoch before is in"):
+        run(tmp_path, grow="never", learning_rate=1e6, clip=1e9, epochs=200, net=model(init="xavier"), patience=200)
+    _, tensors = checkpoint.read(tmp_path, "run")
+    assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    run(tmp_path, grow="never")
+    before = (tmp_path / "run.json").read_text()
+    with pytest.raises(ValueError, match="has a run already; pass resume=True"):
+        run(tmp_path, grow="never")
+    with pytest.raises(ValueError, match="planned with other values of learning_rate, seed; resume it under the same"):
+        run(tmp_path, resume=True, grow="never", learning_rate=1.0, seed=3)
+    with pytest.raises(CheckpointError, match="of another architecture"):
+        run(tmp_path, resume=True, grow="never", net=SequenceModel(MSLMN(2, 7, 4, num_modules=1), 2))
+    assert (tmp_path / "run.json").read_text() == before
+
+
+def test_an_unknown_key_in_the_plan_is_named(tmp_path):
+    run(tmp_path, grow="never")
+    content = json.loads((tmp_path / "run.json").read_text())
+    content["plan"]["momentum"] = 0.9
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="a plan has no momentum; it has batch_size"):
+        run(tmp_path, resume=True, grow="never")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    run(tmp_path, grow="never")
+    before = {path: path.read_bytes() for path in tmp_path.glob("run*")}
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*What was there is as it was"):
+        checkpoint.write(tmp_path, "run", {}, {"a": torch.zeros(1)})
+    assert {path: path.read_bytes() for path in tmp_path.glob("run*")} == before
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": 0}, "learning_rate must be a number above 0"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"noise": -1}, "noise must be at least 0"),
+        ({"grow": "often"}, "grow must be one of 'epochs', 'plateau', 'never'"),
+    ],
+)
+def test_wrong_plans_are_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**values)
+
+
+def test_no_data_is_an_error():
+    with pytest.raises(ValueError, match="0 training and 12 validation"):
+        run(data=(0, 12))
+    with pytest.raises(TypeError, match="wrap your encoder"):
+        run(net=nn.LSTM(2, 3))
