@@ -221,26 +221,25 @@ def recall(n, seed):
 
 
 def test_growth_remembers_what_training_from_scratch_does_not_find():
-    plan = {"epochs": 3, "batch_size": 50, "learning_rate": 3e-3, "patience": 99}
-    data = recall(600, 0), recall(300, 1), NMSE()
+    plan = {"batch_size": 50, "learning_rate": 5e-4}
+    data = recall(1000, 0), recall(300, 1), NMSE()
     torch.manual_seed(0)
     grown = fit(
         SequenceModel(MSLMN(6, 6, 12, num_modules=1), 6),
         *data,
-        plan=Plan(**plan, horizon=2, min_gain=0.02, growth_patience=3),
+        plan=Plan(**plan, epochs=1, horizon=2, min_gain=0.02, growth_patience=3),
         progress=False,
     )
     torch.manual_seed(0)
     scratch = fit(
-        SequenceModel(MSLMN(6, 6, 12, num_modules=grown.model.num_modules), 6),
+        SequenceModel(MSLMN(6, 6, 12, num_modules=grown.stages[-1]["modules"]), 6),
         *data,
-        plan=Plan(**{**plan, "epochs": 2 * len(grown.history)}, grow="never"),
+        plan=Plan(**plan, epochs=2 * len(grown.history), grow="never"),  # about the time that growing took
         progress=False,
     )
-    assert grown.best["loss"] < 0.1 and scratch.best["loss"] > 0.8
-    modules = grown.stages[-1]["modules"]
-    assert modules == 8  # module 5 hears every 16th step; three more are tried, and 9 would be possible
-    assert grown.reason == "the validation loss was not lowered beyond 5 modules"
+    assert grown.best["loss"] < 0.1 and scratch.best["loss"] > 0.2
+    assert grown.reason == "the validation loss was not lowered beyond 5 modules"  # module 5 hears every 16th step
+    assert grown.stages[-1]["modules"] == 8  # three more were tried; 256 steps could use 9
 
 
 @pytest.mark.parametrize(("objective", "output", "O"), [(NMSE, "all", 1), (CTC, "all", 4), (NMSE, "last", 1)])

@@ -11,8 +11,10 @@ from .model import SequenceModel
 from .ops.backends import set_backend
 
 if TYPE_CHECKING:
+    from .checkpoint import load, save
     from .growth import add_module
     from .linear_autoencoder import LinearAutoencoder
+    from .training import Plan, fit
 
 __version__ = version("mslmn")
 __all__ = [
@@ -20,20 +22,31 @@ __all__ = [
     "MSLMN",
     "ClockworkRNN",
     "LinearAutoencoder",
+    "Plan",
     "SequenceModel",
     "State",
     "add_module",
     "clock",
+    "fit",
+    "load",
     "nearest_size",
     "objectives",
+    "save",
     "set_backend",
     "set_forget_gate_bias",
 ]
-LAZY = {"LinearAutoencoder": ".linear_autoencoder", "add_module": ".growth"}
+LAZY = {
+    "LinearAutoencoder": ".linear_autoencoder",
+    "Plan": ".training",
+    "add_module": ".growth",
+    "fit": ".training",
+    "load": ".checkpoint",
+    "save": ".checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: scikit-learn would double the time that importing the package takes."""
+    """On first use: scikit-learn and lightning would multiply the time that importing the package takes."""
     if name in LAZY:
         return getattr(import_module(LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

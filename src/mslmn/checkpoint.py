@@ -8,6 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def write(folder: Path, name: str, content: Mapping[str, Any], tensors: Mapping[
         write_text(folder / f"{name}.json", json.dumps({"format": FORMAT, **content, "tensors": weights}, indent=1))
     except (OSError, SafetensorError) as error:
         for path in (folder / weights, folder / f"{weights}.tmp"):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         raise CheckpointError(
             f"cannot write a checkpoint to {folder}: {error}; make room, or choose a folder you can write to. "
             "What was there is as it was"
