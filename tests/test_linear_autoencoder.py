@@ -124,6 +124,27 @@ def test_at_the_default_tolerance_a_flat_spectrum_loses_hardly_any_energy(solver
     assert fit(X, 20, solver=solver).score(X) >= (0.99 if solver == "pca" else 0.999) * best
 
 
+@pytest.mark.parametrize(("a", "p", "horizon"), [(4, 1, 1200), (8, 2, 700), (8, 8, 600)])
+def test_at_the_default_tolerance_the_little_that_noise_has_is_found(a, p, horizon):
+    X = [np.random.default_rng(0).normal(size=(8000, a))]
+    found, best = (fit(X, p, horizon=horizon, solver="fft", tol=tol) for tol in (1e-4, 1e-9))
+    assert (found.singular_values_**2).sum() >= 0.999 * (best.singular_values_**2).sum()
+
+
+@pytest.mark.parametrize("horizon", [40, 41, 42, 43, 44])
+def test_a_few_more_columns_than_the_basis_holds(horizon):
+    X = [np.random.default_rng(0).normal(size=(500, 1))]
+    found, expected = (fit(X, 4, horizon=horizon, solver=s, tol=1e-14) for s in ("fft", "dense"))
+    np.testing.assert_allclose(found.singular_values_, expected.singular_values_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4])
+def test_components_are_orthonormal_where_the_iteration_stops_early(tol):
+    X = make([400, 380, 350, 120], 5, noise=3.0)  # of different lengths: the row kernel is padded
+    U = fit(X, 8, solver="rows", tol=tol).components_.reshape(8, -1)
+    np.testing.assert_allclose(U @ U.T, np.eye(8), atol=1e-12)
+
+
 @pytest.mark.parametrize("solver", ALL)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_B_is_a_contraction(size, solver, dtype):

@@ -56,8 +56,8 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         past, over all steps, up to the horizon. It costs one more pass and h * a * p numbers, and is best where
         sequences are longer than the horizon.
     tol : float
-        Stop when a pass raises the explained energy by less than this part of what is missing. Below 1e-6 all is in
-        float64.
+        Stop when a pass raises the explained energy by less than this part of what is missing, and of a tenth of what
+        is explained. Below 1e-6 all is in float64.
     max_memory : float
         Bytes that the solver may use beside the data, about.
     distributed : bool or "auto"
