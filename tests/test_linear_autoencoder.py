@@ -18,7 +18,7 @@ import mslmn
 from helpers import prefix_matrix
 from helpers import walks as make
 from mslmn import LinearAutoencoder
-from mslmn.linear_autoencoder import choice, prefixes, sequences
+from mslmn.linear_autoencoder import choice, prefixes, scan, sequences
 
 EXACT = ("dense", "rows", "gram", "fft")
 ALL = (*EXACT, "pca", "slices", "auto")
@@ -270,6 +270,23 @@ def test_a_long_sequence_is_encoded_in_segments(monkeypatch):
     for a, b in zip(found.encode(X), whole, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     np.testing.assert_allclose(found.transform(X), ends, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [list, np.stack])
+def test_few_sequences_are_encoded_at_a_time(monkeypatch, form):
+    """States may take much more memory than the steps that they come from."""
+    X = form(make([20] * 50, 1))
+    found = fit(X, 10, decoder="fitted")
+    expected = found.transform(X), found.reconstruction_error(X), found.decoder_
+    monkeypatch.setattr(sequences, "BUCKET_BYTES", 2**14)
+    original, sizes = scan._segment, []
+    monkeypatch.setattr(scan, "_segment", lambda x, m, A, B: sizes.append(x[..., 0].numel()) or original(x, m, A, B))
+    found.fit(X)
+    np.testing.assert_allclose(found.transform(X), expected[0], atol=1e-10)
+    np.testing.assert_allclose(found.reconstruction_error(X), expected[1], atol=1e-10)
+    np.testing.assert_allclose(found.decoder_, expected[2], atol=1e-10)
+    found.encode(X)
+    assert 20 < max(sizes) * 10 * 8 <= 2**14
 
 
 def test_no_sequences_have_no_states():

@@ -307,7 +307,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             first += len(batch)
             A, B, mean = self._fitted(next(iter(batch), None), self.A_, self.B_, self.mean_)
             centred = sequences.prepared(lambda x, mean=mean: x.to(mean) - mean)  # type: ignore[misc]
-            yield len(batch), centred.batch_buckets(batch), A, B
+            yield len(batch), centred.batch_buckets(batch, width=len(A)), A, B
 
     def _fitted(self, like: Tensor | None, *values: Array) -> list[Tensor]:
         """Fitted arrays as tensors on the device of another, in the more precise of both dtypes."""

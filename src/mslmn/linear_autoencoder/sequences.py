@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.nn.utils.rnn import pad_sequence
 
 PADDING = 1.25  # sequences of one bucket may be this much longer than its shortest
-BUCKET_BYTES = 2**25  # of one bucket: what is copied at a time
+BUCKET_BYTES = 2**25  # of one bucket, or of its states: what is copied at a time
 
 Batch = Tensor | list[Tensor]  # (n, T, a), or (T, a) of each
 
@@ -77,13 +77,16 @@ class Sequences:
             first += len(tensors)
             yield tensors
 
-    def buckets(self, dtype: torch.dtype | None = None) -> Iterator[Bucket]:
-        """Every sequence that has a step, beside others of its length, prepared (see `prepared`) and cast."""
-        for batch in self.batches():
-            yield from self.batch_buckets(batch, dtype)
+    def buckets(self, dtype: torch.dtype | None = None, width: int = 1) -> Iterator[Bucket]:
+        """Every sequence that has a step, beside others of its length, prepared (see `prepared`) and cast.
 
-    def batch_buckets(self, batch: Batch, dtype: torch.dtype | None = None) -> Iterator[Bucket]:
-        for bucket in _buckets(batch):
+        So few at a time that ``width`` numbers for each step are not too many either.
+        """
+        for batch in self.batches():
+            yield from self.batch_buckets(batch, dtype, width)
+
+    def batch_buckets(self, batch: Batch, dtype: torch.dtype | None = None, width: int = 1) -> Iterator[Bucket]:
+        for bucket in _buckets(batch, width):
             x = bucket.x
             if self.prepare is not None:
                 x, ended = self.prepare(x), bucket.ended()
@@ -268,10 +271,10 @@ def _tensor(x: Any, index: int) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _buckets(batch: Batch) -> Iterator[Bucket]:
+def _buckets(batch: Batch, width: int) -> Iterator[Bucket]:
     if isinstance(batch, Tensor):
         n, T, a = batch.shape
-        rows = max(1, BUCKET_BYTES // max(1, T * a * batch.element_size()))
+        rows = max(1, BUCKET_BYTES // max(1, T * max(a, width) * batch.element_size()))
         for start in range(0, n if T else 0, rows):
             x = batch[start : start + rows]
             yield Bucket(x, torch.full((len(x),), T, device=x.device), range(start, start + len(x)))
@@ -280,7 +283,8 @@ def _buckets(batch: Batch) -> Iterator[Bucket]:
     while order:
         shortest = len(batch[order[0]])
         count = next((k for k, i in enumerate(order) if len(batch[i]) > PADDING * shortest), len(order))
-        count = min(count, max(1, BUCKET_BYTES // (batch[order[0]].element_size() * batch[order[0]].numel() or 1)))
+        step = max(batch[order[0]].shape[1], width) * batch[order[0]].element_size()  # bytes
+        count = min(count, max(1, BUCKET_BYTES // (shortest * step)))
         index, order = order[:count], order[count:]
         xs = [batch[i] for i in index]
         yield Bucket(
