@@ -245,6 +245,32 @@ def test_the_scale_of_the_data_does_not_matter(solver, scale):
     np.testing.assert_allclose(projector(b), projector(a), atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_scores_and_singular_values_are_right_at_any_scale(scale):
+    X = make([30, 20])
+    found, huge = fit(X, 5), fit([x * scale for x in X], 5)
+    np.testing.assert_allclose(huge.singular_values_, found.singular_values_ * scale, rtol=1e-5)
+    assert huge.score([x * scale for x in X]) == pytest.approx(found.score(X))
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-25, 1e25, 1e38])
+def test_float32_at_any_scale(scale):
+    X = [(x / 20).astype(np.float32) for x in make([30, 20])]
+    Y = [x * np.float32(scale) for x in X]
+    found, scaled = fit(X, 5), fit(Y, 5)
+    np.testing.assert_allclose(projector(scaled), projector(found), atol=1e-4)
+    assert scaled.score(Y) == pytest.approx(found.score(X), rel=1e-4)
+    np.testing.assert_allclose(scaled.reconstruction_error(Y), found.reconstruction_error(X), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 12345.678])
+def test_a_constant_without_its_mean_is_nothing(value, dtype):
+    with pytest.warns(UserWarning, match="only 0 independent"):
+        found = fit([np.full((7, 2), value, dtype=dtype)] * 3, 4, center=True)
+    assert found.n_components_ == 0 and found.energy_ == 0
+
+
 # encoding and decoding
 
 
@@ -408,6 +434,55 @@ def test_streamed_batches_are_read_in_each_pass_and_not_kept():
     assert len(seen) > 2 and seen == [None] * len(seen) and batches.passes > len(seen)
 
 
+def test_a_first_batch_without_sequences_decides_nothing():
+    X = torch.randn(5, 10, 3)
+    for empty in ([], torch.zeros(0, 100, 3)):
+        found = fit(Batches([empty, X]), 2)
+        assert found.horizon_ == 10 and isinstance(found.A_, torch.Tensor)
+        assert isinstance(found.transform(Batches([empty, X])), torch.Tensor)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_most_precise_of_mixed_types_counts(first):
+    X = make([20, 20, 25])
+    X[first] = X[first].astype(np.float32)
+    for data in (X, Batches([X[:1], X[1:]])):
+        found = fit(data, 45)
+        assert found.A_.dtype == np.float64
+        np.testing.assert_allclose(decoded(found, X)[2], X[2], atol=1e-10)
+
+
+class Table:
+    """As a data frame: an array, but not to those who iterate over it."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __iter__(self):
+        return iter(["column"])
+
+
+@pytest.mark.parametrize("convert", [Table, lambda x: x.tolist()])
+def test_sequences_need_not_be_arrays(convert):
+    X = make([20, 12])
+    found = fit([convert(x) for x in X], 4)
+    np.testing.assert_allclose(found.transform([convert(x) for x in X]), fit(X, 4).transform(X), atol=1e-12)
+    states = found.transform(X)
+    np.testing.assert_array_equal(
+        found.inverse_transform(Table(states[::-1]), 3), found.inverse_transform(states, 3)[::-1]
+    )
+
+
+def test_fields_of_records_are_welcome():
+    records = np.zeros(20, dtype=[("flag", "i1"), ("value", "f8")])  # not aligned
+    records["value"] = make([20], 1)[0][:, 0]
+    x = records["value"][:, None]
+    np.testing.assert_allclose(fit([x], 4).A_, fit([x.copy()], 4).A_)
+
+
 def test_an_array_is_a_list_of_its_sequences():
     X = np.stack(make([20] * 5))
     a, b = fit(X, 4), fit(list(X), 4)
@@ -439,7 +514,7 @@ def test_tensors_stay_tensors_on_their_device(device, dtype):
         values = (found.A_, found.B_, found.mean_, found.singular_values_, found.components_, found.decoder_, states)
         for value in (*values, *found.encode(X), found.inverse_transform(states, 3)):
             assert value.device.type == device and value.dtype == dtype
-        assert isinstance(found.reconstruction_error(X), torch.Tensor)
+        assert found.reconstruction_error(X).device.type == device
         expected = fit([x.cpu().numpy() for x in X], 4, solver=solver, tol=1e-14)
         tolerance = 1e-6 if dtype == torch.float64 else 1e-2
         found.components_ = found.components_.cpu()

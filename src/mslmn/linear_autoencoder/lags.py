@@ -52,4 +52,5 @@ def errors_everywhere(bucket: Bucket, states: Tensor, D: Tensor) -> Tensor:
 
 
 def _squares(x: Tensor) -> Tensor:
-    return x.flatten(1).square().sum(1, dtype=torch.float64)
+    squares: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()  # no float32 overflow
+    return squares

@@ -52,6 +52,7 @@ class Survey:
     longest: int
     features: int
     largest: float  # absolute value
+    double: bool  # whether any is in float64
     total: Tensor  # (a,), float64: the sum over all steps
 
 
@@ -103,12 +104,12 @@ class Sequences:
     def survey(self) -> Survey:
         """Sizes and sums over every process; wrong, missing or non-finite data is an error on every one of them."""
         problem: Exception | None = None
-        found = Survey(0, 0, 0, 0, 0.0, torch.zeros(0, dtype=torch.float64))
+        found = Survey(0, 0, 0, 0, 0.0, False, torch.zeros(0, dtype=torch.float64))
         try:
             for batch in self.batches():
                 for x in (batch,) if isinstance(batch, Tensor) else batch:
                     found = _seen(x, found)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # also what the caller's iterable raises: the other processes wait
             problem = error
         if self.distributed:
             found, problem = self._agreed(found, problem)
@@ -120,10 +121,11 @@ class Sequences:
 
     def _agreed(self, mine: Survey, problem: Exception | None) -> tuple[Survey, Exception | None]:
         here = exchange_device()
-        sizes = (mine.longest, mine.largest, mine.features, -mine.features or -torch.inf, problem is not None)
+        fewest = -mine.features or -torch.inf
+        sizes = (mine.longest, mine.largest, mine.double, mine.features, fewest, problem is not None)
         most = torch.tensor(sizes, dtype=torch.float64, device=here)
         distributed.all_reduce(most, distributed.ReduceOp.MAX)
-        longest, largest, features, fewest, failed = most.tolist()
+        longest, largest, double, features, fewest, failed = most.tolist()
         if failed:
             return mine, problem or ValueError("the sequences of another process are wrong; its own message says how")
         if features != -fewest and features:
@@ -135,7 +137,8 @@ class Sequences:
         sums = torch.cat([torch.tensor([mine.sequences, mine.steps], dtype=torch.float64), total.cpu()]).to(here)
         self.reduce(sums)
         sequences, steps = (round(count) for count in sums[:2].tolist())
-        return Survey(sequences, steps, int(longest), int(features), largest, sums[2:].to(self.device)), None
+        total = sums[2:].to(self.device)
+        return Survey(sequences, steps, int(longest), int(features), largest, bool(double), total), None
 
     def reduce(self, value: Tensor) -> Tensor:
         """In place, the sum over all processes."""
@@ -152,30 +155,18 @@ class Sequences:
     @property
     def device(self) -> torch.device:
         """Of the data; for a process without data, where processes exchange theirs."""
-        x = self._first()
+        x = next((x for batch in self.batches() for x in batch), None)
         if x is not None:
             return x.device
         return exchange_device() if self.distributed else torch.device("cpu")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the data, of all processes: the most precise."""
-        x = self._first()
-        double = torch.tensor(float(x is not None and x.dtype == torch.float64))
-        if self.distributed:
-            double = double.to(exchange_device())
-            distributed.all_reduce(double, distributed.ReduceOp.MAX)
-        return torch.float64 if double else torch.float32
-
-    def _first(self) -> Tensor | None:
-        return next((x for batch in self.batches() for x in batch), None)
-
 
 def are_torch(X: Any) -> bool:
     """Whether sequences come as tensors, not as NumPy arrays."""
-    while not isinstance(X, (np.ndarray, Tensor)):
-        X = next(iter(X), np.empty(0))
-    return isinstance(X, Tensor)
+    arrays = (np.ndarray, Tensor)
+    batches = (X,) if isinstance(X, (list, tuple, *arrays)) else X
+    first = next((x for batch in batches for x in ((batch,) if isinstance(batch, arrays) else batch)), None)
+    return isinstance(first, Tensor)
 
 
 def check_batch(batch: Batch, first: int, check_features: Callable[[int], None]) -> None:
@@ -203,9 +194,10 @@ def _seen(x: Tensor, before: Survey) -> Survey:
     return Survey(
         index + (1 if x.ndim == 2 else len(x)),
         before.steps + x.shape[:-1].numel(),
-        max(before.longest, x.shape[-2]),
+        max(before.longest, x.shape[-2] if len(x) else 0),
         features,
         max(before.largest, largest(x, index)),
+        before.double or x.dtype == torch.float64,
         before.total + total if index else total,
     )
 
@@ -251,7 +243,8 @@ def _tensors(batch: Any, first: int) -> Batch:
             raise ValueError(
                 f"sequence {first + i} is on {x.device}, sequence {first} on {tensors[0].device}; move them to one"
             )
-    return tensors
+    mixed = any(x.dtype != tensors[0].dtype for x in tensors)
+    return [x.double() for x in tensors] if mixed else tensors
 
 
 def _tensor(x: Any, index: int) -> Tensor:
@@ -266,7 +259,11 @@ def _tensor(x: Any, index: int) -> Tensor:
         raise TypeError(f"sequence {index} must hold real numbers, got {array.dtype}; convert it with astype(float)")
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
-    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+    if (
+        not array.flags.writeable
+        or not array.dtype.isnative
+        or any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    ):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # what torch can share
     return torch.from_numpy(array)
 
