@@ -177,6 +177,26 @@ def test_the_iteration_too_loses_nothing_that_fits(solver):
     np.testing.assert_allclose(decoded(found, X), X, atol=1e-9)
 
 
+@pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_small_beside_a_constant_is_kept_at_full_rank(noise, streamed):
+    X = [1 + noise * x for x in make([12] * 6, 3, noise=1.0)]
+    found = fit(Batches([X[:4], X[4:]]) if streamed else X, 36)
+    assert found.n_components_ == 36
+    np.testing.assert_allclose(decoded(found, X), X, atol=1e-10)
+
+
+def test_auto_does_not_cut_channels_that_the_components_could_keep():
+    rng = np.random.default_rng(0)
+    mixture = rng.normal(size=(3, 100)) * np.array([[1], [1], [0.05]])  # the third has less than 1 % of the energy
+    X = [z @ mixture for z in make([50] * 100, 3, noise=1.0)]
+    found = fit(X, 150)  # the rank
+    assert found.n_components_ == 150
+    np.testing.assert_allclose(decoded(found, X), X, atol=1e-9)
+    with pytest.warns(UserWarning, match="the channels that were kept have only 100 independent"):
+        fit(X, 150, solver="pca")
+
+
 @pytest.mark.parametrize("solver", ["gram", "fft"])
 def test_a_strong_constant_does_not_hide_the_rest(solver):
     X = [x + 30 for x in make([300] * 3, 5, noise=1.0)]

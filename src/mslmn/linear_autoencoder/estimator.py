@@ -159,8 +159,9 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 sequences.from_first(tensor)
             D = lags.fit(prepared, A.double(), B.double(), horizon) if self.decoder == "fitted" else None
         if r < p:
+            whose = "the channels that were kept" if solver.startswith("pca") else "these sequences"
             warnings.warn(
-                f"n_components is {p}, but within {horizon} steps these sequences have only {r} independent "
+                f"n_components is {p}, but within {horizon} steps {whose} have only {r} independent "
                 f"components; the others are zero. Choose n_components={max(r, 1)}",
                 stacklevel=3,  # torch.no_grad stands between
             )
