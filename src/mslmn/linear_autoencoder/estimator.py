@@ -65,7 +65,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Whether each process of torch.distributed has its share of the sequences, and all get the same fit. "auto": if
         it is initialised.
     verbose : bool
-        Show progress.
+        Show the progress of the Lanczos iteration, on stderr.
 
     Attributes
     ----------
@@ -300,10 +300,16 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if not self.verbose:
             yield None
             return
-        with Console(stderr=True).status("linear autoencoder") as status:
-            yield lambda passes, kept: status.update(
-                f"linear autoencoder: pass {passes}, {kept / whole:.2%} of the energy"
-            )
+        console = Console(stderr=True)
+
+        def message(passes: int, kept: float) -> str:
+            return f"linear autoencoder: pass {passes}, {kept / whole:.2%} of the energy"
+
+        if not console.is_terminal:  # a log
+            yield lambda passes, kept: console.print(message(passes, kept))
+            return
+        with console.status("linear autoencoder") as status:
+            yield lambda passes, kept: status.update(message(passes, kept))
 
     def _read(self, X: Any) -> Iterator[tuple[int, Iterator[Bucket], Tensor, Tensor]]:
         """For each batch how many sequences it has, their buckets (without the mean), A and B to go with them."""
@@ -337,9 +343,10 @@ def _encoder(solution: Solution, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
     """A (p, a) and B (p, p), padded with zeros; B a contraction also after rounding."""
     A, B = solution.encoder()
     B = _padded(_padded(B, p).T, p).T.to(dtype)
-    if torch.linalg.eigvalsh(B.T.double() @ B.double())[-1] > 1:  # by rounding, or inexact: the nearest contraction
+    most = 1 - 4 * torch.finfo(dtype).eps - 4 * p**0.5 * torch.finfo(torch.float64).eps  # that rounding cannot exceed 1
+    if torch.linalg.eigvalsh(B.T.double() @ B.double())[-1] > most**2:  # or inexact: the nearest contraction
         W, norms, Zh = torch.linalg.svd(B.double())
-        B = (W * norms.clamp(max=1 - 4 * torch.finfo(dtype).eps) @ Zh).to(dtype)
+        B = (W * norms.clamp(max=most) @ Zh).to(dtype)
     return _padded(A, p).to(dtype), B.contiguous()
 
 
