@@ -503,6 +503,16 @@ def test_fields_of_records_are_welcome():
     np.testing.assert_allclose(fit([x], 4).A_, fit([x.copy()], 4).A_)
 
 
+def test_an_iterable_that_can_be_read_only_once_is_named():
+    class Once(Batches):
+        def __iter__(self):
+            self.left = getattr(self, "left", iter(self.batches))
+            return self.left
+
+    with pytest.raises(ValueError, match=r"gave 3 sequences when it was read first, and 0 later; .* start anew"):
+        fit(Once([make([9, 8]), make([7])]), 2)
+
+
 def test_an_array_is_a_list_of_its_sequences():
     X = np.stack(make([20] * 5))
     a, b = fit(X, 4), fit(list(X), 4)

@@ -64,6 +64,7 @@ class Sequences:
         self.streamed = not isinstance(X, (list, tuple, np.ndarray, Tensor))
         self.distributed = distributed
         self.prepare: Callable[[Tensor], Tensor] | None = None
+        self.count: int | None = None  # of sequences, once all were read
         if self.streamed and (isinstance(X, (Iterator, str, bytes, dict)) or not isinstance(X, Iterable)):
             raise TypeError(
                 "sequences come as a list of (T, a) arrays, one (n, T, a) array, or an iterable of such batches that "
@@ -77,6 +78,12 @@ class Sequences:
             tensors = _tensors(batch, first)
             first += len(tensors)
             yield tensors
+        if self.count not in (None, first):
+            raise ValueError(
+                f"the iterable gave {self.count} sequences when it was read first, and {first} later; it must give the "
+                "same each time: let __iter__ start anew, or put what it yields in a list"
+            )
+        self.count = first
 
     def buckets(self, dtype: torch.dtype | None = None, width: int = 1) -> Iterator[Bucket]:
         """Every sequence that has a step, beside others of its length, prepared (see `prepared`) and cast.
@@ -98,6 +105,7 @@ class Sequences:
         """The same sequences, each step mapped by the function, after those that already map it."""
         before = self.prepare
         mapped = type(self)(self.X, distributed=self.distributed)
+        mapped.count = self.count
         mapped.prepare = function if before is None else lambda x: function(before(x))
         return mapped
 
