@@ -18,7 +18,7 @@ import mslmn
 from helpers import prefix_matrix
 from helpers import walks as make
 from mslmn import LinearAutoencoder
-from mslmn.linear_autoencoder import choice, prefixes, sequences
+from mslmn.linear_autoencoder import choice, prefixes, scan, sequences
 
 EXACT = ("dense", "rows", "gram", "fft")
 ALL = (*EXACT, "pca", "slices", "auto")
@@ -124,6 +124,27 @@ def test_at_the_default_tolerance_a_flat_spectrum_loses_hardly_any_energy(solver
     assert fit(X, 20, solver=solver).score(X) >= (0.99 if solver == "pca" else 0.999) * best
 
 
+@pytest.mark.parametrize(("a", "p", "horizon"), [(4, 1, 1200), (8, 2, 700), (8, 8, 600)])
+def test_at_the_default_tolerance_the_little_that_noise_has_is_found(a, p, horizon):
+    X = [np.random.default_rng(0).normal(size=(8000, a))]
+    found, best = (fit(X, p, horizon=horizon, solver="fft", tol=tol) for tol in (1e-4, 1e-9))
+    assert (found.singular_values_**2).sum() >= 0.999 * (best.singular_values_**2).sum()
+
+
+@pytest.mark.parametrize("horizon", [40, 41, 42, 43, 44])
+def test_a_few_more_columns_than_the_basis_holds(horizon):
+    X = [np.random.default_rng(0).normal(size=(500, 1))]
+    found, expected = (fit(X, 4, horizon=horizon, solver=s, tol=1e-14) for s in ("fft", "dense"))
+    np.testing.assert_allclose(found.singular_values_, expected.singular_values_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4])
+def test_components_are_orthonormal_where_the_iteration_stops_early(tol):
+    X = make([400, 380, 350, 120], 5, noise=3.0)  # of different lengths: the row kernel is padded
+    U = fit(X, 8, solver="rows", tol=tol).components_.reshape(8, -1)
+    np.testing.assert_allclose(U @ U.T, np.eye(8), atol=1e-12)
+
+
 @pytest.mark.parametrize("solver", ALL)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_B_is_a_contraction(size, solver, dtype):
@@ -136,7 +157,7 @@ def test_B_is_a_contraction(size, solver, dtype):
 def test_at_full_rank_nothing_is_lost(solver):
     X = make([12, 12, 12], 3, noise=1.0)
     found = fit(X, 36, solver=solver)
-    assert found.n_components_ == 36
+    assert found.n_components_ == 36 and np.linalg.norm(found.B_, 2) <= 1
     np.testing.assert_allclose(decoded(found, X), X, atol=1e-10)
 
 
@@ -154,6 +175,26 @@ def test_the_iteration_too_loses_nothing_that_fits(solver):
     X = low_rank(40, 30, a=40, k=1)  # 1,200 rows and columns: too many to decompose as a whole
     found = fit(X, 30, solver=solver)
     np.testing.assert_allclose(decoded(found, X), X, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_small_beside_a_constant_is_kept_at_full_rank(noise, streamed):
+    X = [1 + noise * x for x in make([12] * 6, 3, noise=1.0)]
+    found = fit(Batches([X[:4], X[4:]]) if streamed else X, 36)
+    assert found.n_components_ == 36
+    np.testing.assert_allclose(decoded(found, X), X, atol=1e-10)
+
+
+def test_auto_does_not_cut_channels_that_the_components_could_keep():
+    rng = np.random.default_rng(0)
+    mixture = rng.normal(size=(3, 100)) * np.array([[1], [1], [0.05]])  # the third has less than 1 % of the energy
+    X = [z @ mixture for z in make([50] * 100, 3, noise=1.0)]
+    found = fit(X, 150)  # the rank
+    assert found.n_components_ == 150
+    np.testing.assert_allclose(decoded(found, X), X, atol=1e-9)
+    with pytest.warns(UserWarning, match="the channels that were kept have only 100 independent"):
+        fit(X, 150, solver="pca")
 
 
 @pytest.mark.parametrize("solver", ["gram", "fft"])
@@ -224,6 +265,32 @@ def test_the_scale_of_the_data_does_not_matter(solver, scale):
     np.testing.assert_allclose(projector(b), projector(a), atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_scores_and_singular_values_are_right_at_any_scale(scale):
+    X = make([30, 20])
+    found, huge = fit(X, 5), fit([x * scale for x in X], 5)
+    np.testing.assert_allclose(huge.singular_values_, found.singular_values_ * scale, rtol=1e-5)
+    assert huge.score([x * scale for x in X]) == pytest.approx(found.score(X))
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-25, 1e25, 1e38])
+def test_float32_at_any_scale(scale):
+    X = [(x / 20).astype(np.float32) for x in make([30, 20])]
+    Y = [x * np.float32(scale) for x in X]
+    found, scaled = fit(X, 5), fit(Y, 5)
+    np.testing.assert_allclose(projector(scaled), projector(found), atol=1e-4)
+    assert scaled.score(Y) == pytest.approx(found.score(X), rel=1e-4)
+    np.testing.assert_allclose(scaled.reconstruction_error(Y), found.reconstruction_error(X), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 12345.678])
+def test_a_constant_without_its_mean_is_nothing(value, dtype):
+    with pytest.warns(UserWarning, match="only 0 independent"):
+        found = fit([np.full((7, 2), value, dtype=dtype)] * 3, 4, center=True)
+    assert found.n_components_ == 0 and found.energy_ == 0
+
+
 # encoding and decoding
 
 
@@ -249,6 +316,23 @@ def test_a_long_sequence_is_encoded_in_segments(monkeypatch):
     for a, b in zip(found.encode(X), whole, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
     np.testing.assert_allclose(found.transform(X), ends, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [list, np.stack])
+def test_few_sequences_are_encoded_at_a_time(monkeypatch, form):
+    """States may take much more memory than the steps that they come from."""
+    X = form(make([20] * 50, 1))
+    found = fit(X, 10, decoder="fitted")
+    expected = found.transform(X), found.reconstruction_error(X), found.decoder_
+    monkeypatch.setattr(sequences, "BUCKET_BYTES", 2**14)
+    original, sizes = scan._segment, []
+    monkeypatch.setattr(scan, "_segment", lambda x, m, A, B: sizes.append(x[..., 0].numel()) or original(x, m, A, B))
+    found.fit(X)
+    np.testing.assert_allclose(found.transform(X), expected[0], atol=1e-10)
+    np.testing.assert_allclose(found.reconstruction_error(X), expected[1], atol=1e-10)
+    np.testing.assert_allclose(found.decoder_, expected[2], atol=1e-10)
+    found.encode(X)
+    assert 20 < max(sizes) * 10 * 8 <= 2**14
 
 
 def test_no_sequences_have_no_states():
@@ -370,6 +454,65 @@ def test_streamed_batches_are_read_in_each_pass_and_not_kept():
     assert len(seen) > 2 and seen == [None] * len(seen) and batches.passes > len(seen)
 
 
+def test_a_first_batch_without_sequences_decides_nothing():
+    X = torch.randn(5, 10, 3)
+    for empty in ([], torch.zeros(0, 100, 3)):
+        found = fit(Batches([empty, X]), 2)
+        assert found.horizon_ == 10 and isinstance(found.A_, torch.Tensor)
+        assert isinstance(found.transform(Batches([empty, X])), torch.Tensor)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_most_precise_of_mixed_types_counts(first):
+    X = make([20, 20, 25])
+    X[first] = X[first].astype(np.float32)
+    for data in (X, Batches([X[:1], X[1:]])):
+        found = fit(data, 45)
+        assert found.A_.dtype == np.float64
+        np.testing.assert_allclose(decoded(found, X)[2], X[2], atol=1e-10)
+
+
+class Table:
+    """As a data frame: an array, but not to those who iterate over it."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __iter__(self):
+        return iter(["column"])
+
+
+@pytest.mark.parametrize("convert", [Table, lambda x: x.tolist()])
+def test_sequences_need_not_be_arrays(convert):
+    X = make([20, 12])
+    found = fit([convert(x) for x in X], 4)
+    np.testing.assert_allclose(found.transform([convert(x) for x in X]), fit(X, 4).transform(X), atol=1e-12)
+    states = found.transform(X)
+    np.testing.assert_array_equal(
+        found.inverse_transform(Table(states[::-1]), 3), found.inverse_transform(states, 3)[::-1]
+    )
+
+
+def test_fields_of_records_are_welcome():
+    records = np.zeros(20, dtype=[("flag", "i1"), ("value", "f8")])  # not aligned
+    records["value"] = make([20], 1)[0][:, 0]
+    x = records["value"][:, None]
+    np.testing.assert_allclose(fit([x], 4).A_, fit([x.copy()], 4).A_)
+
+
+def test_an_iterable_that_can_be_read_only_once_is_named():
+    class Once(Batches):
+        def __iter__(self):
+            self.left = getattr(self, "left", iter(self.batches))
+            return self.left
+
+    with pytest.raises(ValueError, match=r"gave 3 sequences when it was read first, and 0 later; .* start anew"):
+        fit(Once([make([9, 8]), make([7])]), 2)
+
+
 def test_an_array_is_a_list_of_its_sequences():
     X = np.stack(make([20] * 5))
     a, b = fit(X, 4), fit(list(X), 4)
@@ -401,7 +544,7 @@ def test_tensors_stay_tensors_on_their_device(device, dtype):
         values = (found.A_, found.B_, found.mean_, found.singular_values_, found.components_, found.decoder_, states)
         for value in (*values, *found.encode(X), found.inverse_transform(states, 3)):
             assert value.device.type == device and value.dtype == dtype
-        assert isinstance(found.reconstruction_error(X), torch.Tensor)
+        assert found.reconstruction_error(X).device.type == device
         expected = fit([x.cpu().numpy() for x in X], 4, solver=solver, tol=1e-14)
         tolerance = 1e-6 if dtype == torch.float64 else 1e-2
         found.components_ = found.components_.cpu()
@@ -521,9 +664,11 @@ def test_signs_do_not_depend_on_the_solver():
 
 def test_progress_is_shown_on_demand(capsys):
     fit(make([200], 8), 5, solver="fft", verbose=True)
-    silent = capsys.readouterr()
+    shown = capsys.readouterr()
     fit(make([200], 8), 5, solver="fft")
-    assert silent.out == "" and capsys.readouterr().err == ""
+    silent = capsys.readouterr()
+    assert shown.out == silent.out == silent.err == ""
+    assert shown.err.startswith("linear autoencoder: pass 1, ") and "pass 2" in shown.err
 
 
 # which solver

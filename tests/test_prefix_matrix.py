@@ -149,6 +149,34 @@ def test_the_iteration_finds_the_largest_eigenvalues(name, p, most):
     torch.testing.assert_close(matrix @ V, V * found, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("n", range(10, 20))
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_basis_that_holds_nearly_all_is_right_too(n, p):
+    """Between a full basis and the whole space there may be less room than a block takes."""
+    values = torch.linspace(n, 1, n, dtype=torch.float64)
+    matrix = spectrum(values)
+    found, V = lanczos.largest(
+        matrix.__matmul__,
+        torch.randn(n, 4).double(),
+        p,
+        trace=values.sum().item(),
+        tol=1e-15,
+        most=1,
+        progress=at_most(200),
+    )
+    torch.testing.assert_close(found, values[:p])
+    torch.testing.assert_close(V.T @ V, torch.eye(p, dtype=torch.float64))
+
+
+def at_most(most):
+    """Progress that ends an iteration that does not."""
+
+    def progress(passes, _):
+        assert passes <= most
+
+    return progress
+
+
 def test_the_basis_stays_within_its_bound(monkeypatch):
     sizes = []
     original = lanczos._orthonormal

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import numpy as np
 import torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -18,7 +19,7 @@ from . import choice, lags, scan
 from .lanczos import Progress
 from .prefixes import Prefixes, energy
 from .problem import Problem, Solution
-from .sequences import Bucket, Sequences, are_torch, check_batch
+from .sequences import Bucket, Sequences, Survey, are_torch, check_batch
 
 Array = Any  # numpy.ndarray or torch.Tensor: what came in decides
 
@@ -56,15 +57,15 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         past, over all steps, up to the horizon. It costs one more pass and h * a * p numbers, and is best where
         sequences are longer than the horizon.
     tol : float
-        Stop when a pass raises the explained energy by less than this part of what is missing. Below 1e-6 all is in
-        float64.
+        Stop when a pass raises the explained energy by less than this part of what is missing, and of a tenth of what
+        is explained. Below 1e-6 all is in float64.
     max_memory : float
         Bytes that the solver may use beside the data, about.
     distributed : bool or "auto"
         Whether each process of torch.distributed has its share of the sequences, and all get the same fit. "auto": if
         it is initialised.
     verbose : bool
-        Show progress.
+        Show the progress of the Lanczos iteration, on stderr.
 
     Attributes
     ----------
@@ -81,12 +82,12 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     >>> import numpy as np
     >>> t = np.arange(200)[:, None]
     >>> signal = np.sin(t / 7) + np.sin(t / 3)
-    >>> memory = LinearAutoencoder(4, horizon=50).fit([signal])  # two sines: four numbers remember all of it
+    >>> memory = LinearAutoencoder(16, horizon=50).fit([signal])  # sixteen numbers for fifty steps
     >>> state = memory.transform([signal])
     >>> state.shape
-    (1, 4)
+    (1, 16)
     >>> past = memory.inverse_transform(state, 20)  # (1, 20, 1), oldest first
-    >>> bool(np.abs(past[0] - signal[-20:]).max() < 0.1)
+    >>> bool(np.abs(past[0] - signal[-20:]).max() < 0.01)
     True
     """
 
@@ -121,16 +122,18 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         p = self._check_parameters()
         sequences = Sequences(X, distributed=self._is_distributed())
         survey = sequences.survey()
-        a, device, dtype = survey.features, sequences.device, sequences.dtype
+        a, device, dtype = survey.features, sequences.device, torch.float64 if survey.double else torch.float32
         if not a:
             raise ValueError("sequences must have at least one feature, got the shape (T, 0); drop them")
         mean = survey.total / max(survey.steps, 1) if self.center else torch.zeros_like(survey.total)
-        scale = _scale(survey.largest)
+        scale = _scale(survey)
         prepared = sequences
         if self.center or scale != 1:
             prepared = sequences.prepared(lambda x: (x - mean.to(x)) / scale)
         horizon = max(1, min(self.horizon or survey.longest, survey.longest))
         whole = sequences.reduce(energy(prepared, horizon)).item()
+        if self.center and whole <= survey.steps * horizon * a * (_rounding(dtype) * survey.largest / scale) ** 2:
+            whole = 0.0  # nothing but the rounding errors of the mean
         with self._progress(whole) as progress:
             problem = Problem(
                 sequences=prepared,
@@ -156,8 +159,9 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 sequences.from_first(tensor)
             D = lags.fit(prepared, A.double(), B.double(), horizon) if self.decoder == "fitted" else None
         if r < p:
+            whose = "the channels that were kept" if solver.startswith("pca") else "these sequences"
             warnings.warn(
-                f"n_components is {p}, but within {horizon} steps these sequences have only {r} independent "
+                f"n_components is {p}, but within {horizon} steps {whose} have only {r} independent "
                 f"components; the others are zero. Choose n_components={max(r, 1)}",
                 stacklevel=3,  # torch.no_grad stands between
             )
@@ -166,7 +170,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         self.singular_values_, self.mean_ = give(s), give(mean.to(dtype))
         self.decoder_ = None if D is None else give(D.to(dtype))
         self.n_components_, self.n_features_in_, self.horizon_ = r, a, horizon
-        self.energy_, self.solver_ = whole * scale**2, solver
+        self.energy_, self.solver_ = whole * scale * scale, solver
         return self
 
     @torch.no_grad()
@@ -203,7 +207,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 f"length must be at most the horizon, {self.horizon_}, with decoder='fitted', got {length}; "
                 "fit with a longer horizon, or with decoder='tied'"
             )
-        m = torch.as_tensor(states)
+        m = states if isinstance(states, Tensor) else torch.from_numpy(np.array(np.asarray(states), order="C"))
         p = len(self.A_)
         if m.ndim != 2 or m.shape[1] != p:
             raise ValueError(f"states must have the shape (n, {p}), got {tuple(m.shape)}; pass what transform returns")
@@ -215,10 +219,12 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """The share of |Xi|^2, the energy of all prefixes of X, that lies in the components; 1 is all of it."""
         check_is_fitted(self)
         sequences = Sequences(X)
-        self._check_features(sequences.survey().features)
+        survey = sequences.survey()
+        self._check_features(survey.features)
         device = sequences.device
         U, mean = (torch.as_tensor(value).to(device, torch.float64) for value in (self.components_, self.mean_))
-        centred = sequences.prepared(lambda x: x.double() - mean)
+        scale = _scale(survey)
+        centred = sequences.prepared(lambda x: (x.double() - mean) / scale)
         whole = energy(centred, self.horizon_).item()
         kept = Prefixes(centred, self.horizon_, torch.float64, len(U)).energy(U.permute(1, 2, 0)).item()
         return kept / whole if whole else 1.0
@@ -233,8 +239,9 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         itself is zero.
         """
         checks.choice("states", states, ("last", "all"))
-        sums = torch.zeros(self.horizon_, 2, dtype=torch.float64) if hasattr(self, "horizon_") else torch.empty(0)
-        longest = 0
+        check_is_fitted(self)
+        sums = torch.zeros(self.horizon_, 2, dtype=torch.float64)
+        longest, device = 0, sums.device
         for _, buckets, A, B in self._read(X):
             for bucket in buckets:
                 steps = min(self.horizon_, bucket.x.shape[1])
@@ -246,7 +253,8 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                     D = self._decode(torch.eye(len(A)).to(A), steps)
                     found = lags.errors_everywhere(bucket, scan.encode(bucket.x, A, B), D)
                 sums[:steps] += found.cpu()
-        wrong, whole = sums[:longest].unbind(1)
+                device = found.device
+        wrong, whole = sums[:longest].to(device).unbind(1)
         return _giver(are_torch(X))((wrong / whole).sqrt())
 
     def __sklearn_tags__(self) -> Any:
@@ -292,10 +300,16 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if not self.verbose:
             yield None
             return
-        with Console(stderr=True).status("linear autoencoder") as status:
-            yield lambda passes, kept: status.update(
-                f"linear autoencoder: pass {passes}, {kept / whole:.2%} of the energy"
-            )
+        console = Console(stderr=True)
+
+        def message(passes: int, kept: float) -> str:
+            return f"linear autoencoder: pass {passes}, {kept / whole:.2%} of the energy"
+
+        if not console.is_terminal:  # a log
+            yield lambda passes, kept: console.print(message(passes, kept))
+            return
+        with console.status("linear autoencoder") as status:
+            yield lambda passes, kept: status.update(message(passes, kept))
 
     def _read(self, X: Any) -> Iterator[tuple[int, Iterator[Bucket], Tensor, Tensor]]:
         """For each batch how many sequences it has, their buckets (without the mean), A and B to go with them."""
@@ -307,7 +321,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             first += len(batch)
             A, B, mean = self._fitted(next(iter(batch), None), self.A_, self.B_, self.mean_)
             centred = sequences.prepared(lambda x, mean=mean: x.to(mean) - mean)  # type: ignore[misc]
-            yield len(batch), centred.batch_buckets(batch), A, B
+            yield len(batch), centred.batch_buckets(batch, width=len(A)), A, B
 
     def _fitted(self, like: Tensor | None, *values: Array) -> list[Tensor]:
         """Fitted arrays as tensors on the device of another, in the more precise of both dtypes."""
@@ -329,9 +343,10 @@ def _encoder(solution: Solution, p: int, dtype: torch.dtype) -> tuple[Tensor, Te
     """A (p, a) and B (p, p), padded with zeros; B a contraction also after rounding."""
     A, B = solution.encoder()
     B = _padded(_padded(B, p).T, p).T.to(dtype)
-    if torch.linalg.eigvalsh(B.T.double() @ B.double())[-1] > 1:  # by rounding, or inexact: the nearest contraction
+    most = 1 - 4 * torch.finfo(dtype).eps - 4 * p**0.5 * torch.finfo(torch.float64).eps  # that rounding cannot exceed 1
+    if torch.linalg.eigvalsh(B.T.double() @ B.double())[-1] > most**2:  # or inexact: the nearest contraction
         W, norms, Zh = torch.linalg.svd(B.double())
-        B = (W * norms.clamp(max=1 - 4 * torch.finfo(dtype).eps) @ Zh).to(dtype)
+        B = (W * norms.clamp(max=most) @ Zh).to(dtype)
     return _padded(A, p).to(dtype), B.contiguous()
 
 
@@ -346,10 +361,15 @@ def _nothing(problem: Problem) -> Solution:
     return Solution(zeros.new_zeros(0), zeros)
 
 
-def _scale(largest: float) -> float:
+def _scale(survey: Survey) -> float:
     """A power of two by which to divide, so that squares neither overflow nor vanish; usually 1."""
-    exponent = math.frexp(largest)[1] if largest else 0
+    exponent = min(math.frexp(survey.largest)[1], 1023 if survey.double else 127)  # 2**128 is too large for float32
     return 2.0**exponent if abs(exponent) > 30 else 1.0
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """How wrong a value may be from which the mean was subtracted, as a part of the largest."""
+    return 16 * torch.finfo(dtype).eps
 
 
 def _giver(torch_wanted: bool) -> Callable[[Tensor], Array]:

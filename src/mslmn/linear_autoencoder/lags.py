@@ -17,7 +17,7 @@ def fit(sequences: Sequences, A: Tensor, B: Tensor, horizon: int) -> Tensor:
     p, a = A.shape
     sums = A.new_zeros(horizon * a + p, p)  # Xi^T M, and M^T M below
     products, G = sums[: horizon * a].view(horizon, a, p), sums[horizon * a :]
-    for bucket in sequences.buckets(A.dtype):
+    for bucket in sequences.buckets(A.dtype, width=p):
         states, ended = scan.encode(bucket.x, A, B), bucket.ended()
         if ended is not None:
             states.masked_fill_(ended[..., None], 0)
@@ -52,4 +52,5 @@ def errors_everywhere(bucket: Bucket, states: Tensor, D: Tensor) -> Tensor:
 
 
 def _squares(x: Tensor) -> Tensor:
-    return x.flatten(1).square().sum(1, dtype=torch.float64)
+    squares: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()  # no float32 overflow
+    return squares

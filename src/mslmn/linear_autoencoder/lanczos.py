@@ -25,11 +25,13 @@ def largest(
     """The p largest eigenvalues, descending (p,), in float64, and their eigenvectors (n, p).
 
     ``multiply`` takes and gives (n, b) blocks; ``start`` is the first, of any full rank. The end is when a pass raises
-    the sum of the p largest Ritz values by less than ``tol`` of what is still missing from the ``trace``: the less is
-    missing, the more the rest matters. ``most`` vectors are kept, or 2p + 2b if that is more.
+    the sum of the p largest Ritz values by less than ``tol`` of what is still missing from the ``trace`` (the less is
+    missing, the more the rest matters) and of a tenth of itself (of noise, p components explain next to nothing).
+    ``most`` vectors are kept; 2p + 2b, if that is more; n, if that is hardly more.
     """
     n, b = start.shape
-    most = min(n, max(most, 2 * p + 2 * b))
+    most = max(most, 2 * p + 2 * b)
+    most = most if most + b < n else n  # a full basis leaves room for one more block, or is all there is
     basis = start.new_empty(most, n)  # orthonormal rows
     H = start.new_zeros(most, most, dtype=torch.float64)  # basis @ matrix @ basis.T: block tridiagonal
     block = torch.linalg.qr(start).Q
@@ -47,7 +49,7 @@ def largest(
         total = torch.linalg.eigvalsh(H[:size, :size])[-p:].clamp(min=0).sum().item()
         if progress is not None:
             progress(passes, total)
-        least = max(tol * (trace - total), rounding * total)
+        least = max(tol * min(trace - total, total / 10), rounding * total)
         if size == n or (size >= p and total - before <= least):
             values, vectors = torch.linalg.eigh(H[:size, :size])
             return values[-p:].flip(0), basis[:size].T @ vectors[:, -p:].flip(1).to(start.dtype)

@@ -146,10 +146,11 @@ def adjoint(bucket: Bucket, Y: Tensor, total: Tensor) -> None:
     if n * T * min(h, T) * a * b < DIRECT:
         _adjoint_directly(bucket.x, Y, total)
         return
-    result = Sum(total)
+    result, laid = Sum(total), Y
     for pieces, part in cut(bucket, h, b):
-        rows = pieces.steps - pieces.horizon + 1
-        laid = pad(Y, (0, 0, 0, -T % rows)).view(-1, rows, b)  # (n * pieces, rows, b)
+        rows = pieces.steps - pieces.horizon + 1  # of every piece
+        if laid is Y:
+            laid = pad(Y, (0, 0, 0, -T % rows)).view(-1, rows, b)  # (n * pieces, rows, b)
         result.add(pieces, pieces.correlate(laid[part].transpose(0, 1)))
     result.result()
 

@@ -18,7 +18,9 @@ def solve(problem: Problem) -> Solution:
     bucket = together(problem.whole(), problem)
     n, T, a = bucket.x.shape
     squares, V = eigenvectors(kernel(bucket, problem.horizon), problem)
-    s = squares.sqrt()
+    s, ended = squares.sqrt(), bucket.ended()
+    if ended is not None:
+        V[ended.flatten()] = 0  # an approximate eigenvector has something where the kernel is zero
     U = V.new_zeros(problem.horizon, a, len(s))
     adjoint(bucket, (V / s).view(n, T, -1), U)  # Xi^T V S^-1
     if len(s) and s[-1] < WELL_KNOWN * s[0]:

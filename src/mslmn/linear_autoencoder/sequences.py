@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.nn.utils.rnn import pad_sequence
 
 PADDING = 1.25  # sequences of one bucket may be this much longer than its shortest
-BUCKET_BYTES = 2**25  # of one bucket: what is copied at a time
+BUCKET_BYTES = 2**25  # of one bucket, or of its states: what is copied at a time
 
 Batch = Tensor | list[Tensor]  # (n, T, a), or (T, a) of each
 
@@ -52,6 +52,7 @@ class Survey:
     longest: int
     features: int
     largest: float  # absolute value
+    double: bool  # whether any is in float64
     total: Tensor  # (a,), float64: the sum over all steps
 
 
@@ -63,6 +64,7 @@ class Sequences:
         self.streamed = not isinstance(X, (list, tuple, np.ndarray, Tensor))
         self.distributed = distributed
         self.prepare: Callable[[Tensor], Tensor] | None = None
+        self.count: int | None = None  # of sequences, once all were read
         if self.streamed and (isinstance(X, (Iterator, str, bytes, dict)) or not isinstance(X, Iterable)):
             raise TypeError(
                 "sequences come as a list of (T, a) arrays, one (n, T, a) array, or an iterable of such batches that "
@@ -76,14 +78,23 @@ class Sequences:
             tensors = _tensors(batch, first)
             first += len(tensors)
             yield tensors
+        if self.count not in (None, first):
+            raise ValueError(
+                f"the iterable gave {self.count} sequences when it was read first, and {first} later; it must give the "
+                "same each time: let __iter__ start anew, or put what it yields in a list"
+            )
+        self.count = first
 
-    def buckets(self, dtype: torch.dtype | None = None) -> Iterator[Bucket]:
-        """Every sequence that has a step, beside others of its length, prepared (see `prepared`) and cast."""
+    def buckets(self, dtype: torch.dtype | None = None, width: int = 1) -> Iterator[Bucket]:
+        """Every sequence that has a step, beside others of its length, prepared (see `prepared`) and cast.
+
+        So few at a time that ``width`` numbers for each step are not too many either.
+        """
         for batch in self.batches():
-            yield from self.batch_buckets(batch, dtype)
+            yield from self.batch_buckets(batch, dtype, width)
 
-    def batch_buckets(self, batch: Batch, dtype: torch.dtype | None = None) -> Iterator[Bucket]:
-        for bucket in _buckets(batch):
+    def batch_buckets(self, batch: Batch, dtype: torch.dtype | None = None, width: int = 1) -> Iterator[Bucket]:
+        for bucket in _buckets(batch, width):
             x = bucket.x
             if self.prepare is not None:
                 x, ended = self.prepare(x), bucket.ended()
@@ -94,18 +105,19 @@ class Sequences:
         """The same sequences, each step mapped by the function, after those that already map it."""
         before = self.prepare
         mapped = type(self)(self.X, distributed=self.distributed)
+        mapped.count = self.count
         mapped.prepare = function if before is None else lambda x: function(before(x))
         return mapped
 
     def survey(self) -> Survey:
         """Sizes and sums over every process; wrong, missing or non-finite data is an error on every one of them."""
         problem: Exception | None = None
-        found = Survey(0, 0, 0, 0, 0.0, torch.zeros(0, dtype=torch.float64))
+        found = Survey(0, 0, 0, 0, 0.0, False, torch.zeros(0, dtype=torch.float64))
         try:
             for batch in self.batches():
                 for x in (batch,) if isinstance(batch, Tensor) else batch:
                     found = _seen(x, found)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # also what the caller's iterable raises: the other processes wait
             problem = error
         if self.distributed:
             found, problem = self._agreed(found, problem)
@@ -117,10 +129,11 @@ class Sequences:
 
     def _agreed(self, mine: Survey, problem: Exception | None) -> tuple[Survey, Exception | None]:
         here = exchange_device()
-        sizes = (mine.longest, mine.largest, mine.features, -mine.features or -torch.inf, problem is not None)
+        fewest = -mine.features or -torch.inf
+        sizes = (mine.longest, mine.largest, mine.double, mine.features, fewest, problem is not None)
         most = torch.tensor(sizes, dtype=torch.float64, device=here)
         distributed.all_reduce(most, distributed.ReduceOp.MAX)
-        longest, largest, features, fewest, failed = most.tolist()
+        longest, largest, double, features, fewest, failed = most.tolist()
         if failed:
             return mine, problem or ValueError("the sequences of another process are wrong; its own message says how")
         if features != -fewest and features:
@@ -132,7 +145,8 @@ class Sequences:
         sums = torch.cat([torch.tensor([mine.sequences, mine.steps], dtype=torch.float64), total.cpu()]).to(here)
         self.reduce(sums)
         sequences, steps = (round(count) for count in sums[:2].tolist())
-        return Survey(sequences, steps, int(longest), int(features), largest, sums[2:].to(self.device)), None
+        total = sums[2:].to(self.device)
+        return Survey(sequences, steps, int(longest), int(features), largest, bool(double), total), None
 
     def reduce(self, value: Tensor) -> Tensor:
         """In place, the sum over all processes."""
@@ -149,30 +163,18 @@ class Sequences:
     @property
     def device(self) -> torch.device:
         """Of the data; for a process without data, where processes exchange theirs."""
-        x = self._first()
+        x = next((x for batch in self.batches() for x in batch), None)
         if x is not None:
             return x.device
         return exchange_device() if self.distributed else torch.device("cpu")
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the data, of all processes: the most precise."""
-        x = self._first()
-        double = torch.tensor(float(x is not None and x.dtype == torch.float64))
-        if self.distributed:
-            double = double.to(exchange_device())
-            distributed.all_reduce(double, distributed.ReduceOp.MAX)
-        return torch.float64 if double else torch.float32
-
-    def _first(self) -> Tensor | None:
-        return next((x for batch in self.batches() for x in batch), None)
-
 
 def are_torch(X: Any) -> bool:
     """Whether sequences come as tensors, not as NumPy arrays."""
-    while not isinstance(X, (np.ndarray, Tensor)):
-        X = next(iter(X), np.empty(0))
-    return isinstance(X, Tensor)
+    arrays = (np.ndarray, Tensor)
+    batches = (X,) if isinstance(X, (list, tuple, *arrays)) else X
+    first = next((x for batch in batches for x in ((batch,) if isinstance(batch, arrays) else batch)), None)
+    return isinstance(first, Tensor)
 
 
 def check_batch(batch: Batch, first: int, check_features: Callable[[int], None]) -> None:
@@ -200,9 +202,10 @@ def _seen(x: Tensor, before: Survey) -> Survey:
     return Survey(
         index + (1 if x.ndim == 2 else len(x)),
         before.steps + x.shape[:-1].numel(),
-        max(before.longest, x.shape[-2]),
+        max(before.longest, x.shape[-2] if len(x) else 0),
         features,
         max(before.largest, largest(x, index)),
+        before.double or x.dtype == torch.float64,
         before.total + total if index else total,
     )
 
@@ -248,7 +251,8 @@ def _tensors(batch: Any, first: int) -> Batch:
             raise ValueError(
                 f"sequence {first + i} is on {x.device}, sequence {first} on {tensors[0].device}; move them to one"
             )
-    return tensors
+    mixed = any(x.dtype != tensors[0].dtype for x in tensors)
+    return [x.double() for x in tensors] if mixed else tensors
 
 
 def _tensor(x: Any, index: int) -> Tensor:
@@ -263,15 +267,19 @@ def _tensor(x: Any, index: int) -> Tensor:
         raise TypeError(f"sequence {index} must hold real numbers, got {array.dtype}; convert it with astype(float)")
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
-    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+    if (
+        not array.flags.writeable
+        or not array.dtype.isnative
+        or any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    ):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # what torch can share
     return torch.from_numpy(array)
 
 
-def _buckets(batch: Batch) -> Iterator[Bucket]:
+def _buckets(batch: Batch, width: int) -> Iterator[Bucket]:
     if isinstance(batch, Tensor):
         n, T, a = batch.shape
-        rows = max(1, BUCKET_BYTES // max(1, T * a * batch.element_size()))
+        rows = max(1, BUCKET_BYTES // max(1, T * max(a, width) * batch.element_size()))
         for start in range(0, n if T else 0, rows):
             x = batch[start : start + rows]
             yield Bucket(x, torch.full((len(x),), T, device=x.device), range(start, start + len(x)))
@@ -280,7 +288,8 @@ def _buckets(batch: Batch) -> Iterator[Bucket]:
     while order:
         shortest = len(batch[order[0]])
         count = next((k for k, i in enumerate(order) if len(batch[i]) > PADDING * shortest), len(order))
-        count = min(count, max(1, BUCKET_BYTES // (batch[order[0]].element_size() * batch[order[0]].numel() or 1)))
+        step = max(batch[order[0]].shape[1], width) * batch[order[0]].element_size()  # bytes
+        count = min(count, max(1, BUCKET_BYTES // (shortest * step)))
         index, order = order[:count], order[count:]
         xs = [batch[i] for i in index]
         yield Bucket(
