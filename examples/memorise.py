@@ -36,7 +36,7 @@ def recording(path: Path) -> np.ndarray:
 
         samples, rate = soundfile.read(path)
     samples = np.asarray(samples, dtype=np.float64).reshape(len(samples), -1)[: 5 * rate]
-    return samples[None] / np.abs(samples).max()
+    return samples[None] / max(np.abs(samples).max(), 1e-12)
 
 
 def fit(X: np.ndarray, size: int, horizon: int) -> tuple[mslmn.LinearAutoencoder, np.ndarray]:

@@ -355,6 +355,13 @@ def test_decoding_walks_back_with_the_transposes():
             m = found.B_.T @ m
 
 
+def test_without_a_length_the_horizon_is_decoded():
+    X = make([30, 20])
+    found = fit(X, 6, horizon=7)
+    states = found.transform(X)
+    np.testing.assert_array_equal(found.inverse_transform(states), found.inverse_transform(states, 7))
+
+
 def test_the_fitted_decoder_is_least_squares_over_all_prefixes():
     X = make([30, 12, 45])
     found = fit(X, 6, horizon=8, decoder="fitted")
@@ -527,6 +534,14 @@ def test_unusual_arrays_are_welcome(convert):
     np.testing.assert_allclose(fit([convert(x) for x in X], 4).A_, fit(X, 4).A_, atol=1e-12)
 
 
+def test_read_only_arrays_are_read_where_they_are(tmp_path):
+    np.save(tmp_path / "x.npy", np.stack(make([20] * 3)))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    (batch,) = sequences.Sequences(mapped).batches()
+    assert batch.data_ptr() == mapped.ctypes.data
+    np.testing.assert_array_equal(fit(mapped, 3).A_, fit(np.array(mapped), 3).A_)
+
+
 def test_read_only_and_integer_arrays_are_welcome():
     X = [np.arange(12).reshape(6, 2), np.ones((3, 2), dtype=bool)]
     for x in X:
@@ -566,6 +581,7 @@ def test_a_model_of_arrays_takes_tensors_and_the_other_way_round():
 
 
 WRONG = [
+    (lambda: fit([np.ones((50000, 1))], 2, solver="rows"), ValueError, "matrix of 50,000 x 50,000 .* use 'gram'"),
     (lambda: fit(make([5]), 0), ValueError, "n_components must be at least 1, got 0"),
     (lambda: fit(make([5]), 2.0), TypeError, "n_components must be an int"),
     (lambda: fit(make([5]), 2, horizon=0), ValueError, "horizon must be at least 1"),

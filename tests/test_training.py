@@ -229,6 +229,7 @@ def test_growth_remembers_what_training_from_scratch_does_not_find():
         *data,
         plan=Plan(**plan, epochs=1, horizon=2, min_gain=0.02, growth_patience=3),
         progress=False,
+        device="cpu",
     )
     torch.manual_seed(0)
     scratch = fit(
@@ -236,6 +237,7 @@ def test_growth_remembers_what_training_from_scratch_does_not_find():
         *data,
         plan=Plan(**plan, epochs=2 * len(grown.history), grow="never"),  # about the time that growing took
         progress=False,
+        device="cpu",
     )
     assert grown.best["loss"] < 0.1 and scratch.best["loss"] > 0.2
     assert grown.reason == "the validation loss was not lowered beyond 5 modules"  # module 5 hears every 16th step
@@ -243,7 +245,7 @@ def test_growth_remembers_what_training_from_scratch_does_not_find():
 
 
 @pytest.mark.parametrize(("objective", "output", "O"), [(NMSE, "all", 1), (CTC, "all", 4), (NMSE, "last", 1)])
-def test_every_objective_trains(objective, output, O):
+def test_every_objective_trains(objective, output, O, device):
     torch.manual_seed(0)
     net = SequenceModel(MSLMN(2, 6, 4, num_modules=1, bidirectional=True), O, output=output, norm="module")
     data = []
@@ -254,7 +256,8 @@ def test_every_objective_trains(objective, output, O):
             (CTC, "all"): torch.tensor([1, 2, 3, 3]),
         }[objective, output]
         data.append((x, target))
-    result = fit(net, data, data[:6], objective(), plan=Plan(**QUICK, max_modules=2), progress=False)
+    result = fit(net, data, data[:6], objective(), plan=Plan(**QUICK, max_modules=2), progress=False, device=device)
+    assert next(result.model.parameters()).device.type == device
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 

@@ -164,7 +164,7 @@ class _Run:
         if not len(train) or not len(validation):
             raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
-        _connect()
+        _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1
         self.device = _device(device)
@@ -589,12 +589,13 @@ def derive(*numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
 
 
-def _connect() -> None:
+def _connect(device: torch.device | str | None) -> None:
     """Join the other processes, if torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _connected():
-        if torch.cuda.is_available():
+        gpu = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
+        if gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("nccl" if gpu else "gloo")
 
 
 def _connected() -> bool:

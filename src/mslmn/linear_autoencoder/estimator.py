@@ -60,7 +60,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Stop when a pass raises the explained energy by less than this part of what is missing, and of a tenth of what
         is explained. Below 1e-6 all is in float64.
     max_memory : float
-        Bytes that the solver may use beside the data, about.
+        Bytes that the solver may use beside the data, about; a few vectors per component are kept in any case.
     distributed : bool or "auto"
         Whether each process of torch.distributed has its share of the sequences, and all get the same fit. "auto": if
         it is initialised.
@@ -198,10 +198,10 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return [_giver(are_torch(X))(m) for m in encoded]
 
     @torch.no_grad()
-    def inverse_transform(self, states: Array, length: int) -> Array:
-        """What the states, (n, p), remember of their last steps: (n, length, a), oldest first."""
+    def inverse_transform(self, states: Array, length: int | None = None) -> Array:
+        """What the states, (n, p), remember of their last ``length`` steps (the horizon's): (n, length, a), oldest first."""
         check_is_fitted(self)
-        length = checks.size("length", length)
+        length = self.horizon_ if length is None else checks.size("length", length)
         if self.decoder_ is not None and length > self.horizon_:
             raise ValueError(
                 f"length must be at most the horizon, {self.horizon_}, with decoder='fitted', got {length}; "

@@ -12,9 +12,15 @@ from .problem import Problem, Solution, eigenvectors
 from .sequences import Bucket
 
 WELL_KNOWN = 1e-2  # smaller singular values, to this part of the first, leave U less orthogonal than 1e-12
+MOST = 2**34  # bytes of a kernel
 
 
 def solve(problem: Problem) -> Solution:
+    if problem.rows**2 * 8 > MOST:
+        raise ValueError(
+            f"solver='rows' would need a matrix of {problem.rows:,} x {problem.rows:,} for {problem.steps:,} steps, "
+            "every sequence as long as the longest; use 'gram', 'fft' or 'auto'"
+        )
     bucket = together(problem.whole(), problem)
     n, T, a = bucket.x.shape
     squares, V = eigenvectors(kernel(bucket, problem.horizon), problem)

@@ -3,8 +3,10 @@
 Legend: n sequences of T steps and a features; L steps in all; h the horizon in steps.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -160,7 +162,7 @@ class Sequences:
             distributed.broadcast(value, src=0)
         return value
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Of the data; for a process without data, where processes exchange theirs."""
         x = next((x for batch in self.batches() for x in batch), None)
@@ -267,13 +269,11 @@ def _tensor(x: Any, index: int) -> Tensor:
         raise TypeError(f"sequence {index} must hold real numbers, got {array.dtype}; convert it with astype(float)")
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
-    if (
-        not array.flags.writeable
-        or not array.dtype.isnative
-        or any(stride < 0 or stride % array.itemsize for stride in array.strides)
-    ):
+    if not array.dtype.isnative or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # what torch can share
-    return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # it is only read
+        return torch.from_numpy(array)
 
 
 def _buckets(batch: Batch, width: int) -> Iterator[Bucket]:
