@@ -40,17 +40,8 @@ def model(seed=0, **options):
 
 
 def run(folder=None, resume=False, data=(20, 12), net=None, **plan):
-    plan = Plan(**{**QUICK, **plan})
-    return fit(
-        net or model(),
-        pairs(data[0]),
-        pairs(data[1], 1),
-        CrossEntropy(),
-        folder,
-        plan=plan,
-        resume=resume,
-        progress=False,
-    )
+    options = {"plan": Plan(**{**QUICK, **plan}), "resume": resume, "progress": False, "device": "cpu"}
+    return fit(net or model(), pairs(data[0]), pairs(data[1], 1), CrossEntropy(), folder, **options)
 
 
 def weights(result):
