@@ -199,7 +199,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
 
     @torch.no_grad()
     def inverse_transform(self, states: Array, length: int | None = None) -> Array:
-        """What the states, (n, p), remember of their last steps, by default the horizon: (n, length, a), oldest first."""
+        """What states (n, p) remember of their last steps, by default the horizon: (n, length, a), oldest first."""
         check_is_fitted(self)
         length = self.horizon_ if length is None else checks.size("length", length)
         if self.decoder_ is not None and length > self.horizon_:
