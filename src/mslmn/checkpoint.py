@@ -5,6 +5,7 @@ is replaced in one step, then older tensors are deleted: whenever the process di
 """
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Mapping
@@ -107,7 +108,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any], tensors: Mapping[
         temporary = folder / f"{weights}.tmp"
         save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, temporary)
         os.replace(temporary, folder / weights)
-        write_text(folder / f"{name}.json", json.dumps({"format": FORMAT, **content, "tensors": weights}, indent=1))
+        write_text(folder / f"{name}.json", json.dumps({"format": FORMAT, **content, "tensors": weights}))
     except (OSError, SafetensorError) as error:
         for path in (folder / weights, folder / f"{weights}.tmp"):
             with suppress(OSError):
@@ -137,6 +138,31 @@ def read(folder: Path, name: str, device: torch.device | str = "cpu") -> tuple[d
         return content, load_file(tensors, device=str(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {tensors} ({error}); it is damaged or missing, take a copy") from error
+
+
+def joined(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list[int]]], dict[str, Tensor]]:
+    """One long tensor of each dtype instead of hundreds of short ones, and where each lies: quick to write."""
+    layout = [(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()]
+    parts: dict[str, list[Tensor]] = {}
+    for (_, dtype, _), value in zip(layout, tensors.values(), strict=True):
+        parts.setdefault(dtype, []).append(value.detach().flatten())
+    return layout, {dtype: torch.cat(values) for dtype, values in parts.items()}
+
+
+def separated(layout: Any, long: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """What `joined` joined."""
+    try:
+        places = dict.fromkeys(long, 0)
+        tensors = {}
+        for name, dtype, shape in layout:
+            start, count = places[dtype], math.prod(shape)
+            tensors[name] = long[dtype][start : start + count].reshape(shape).clone()
+            places[dtype] = start + count
+        return tensors
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{file}: its layout does not fit its tensors ({error}); it was changed or damaged"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

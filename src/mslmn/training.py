@@ -97,7 +97,7 @@ class Progress:
     stage_best: float = math.inf
     since_best: int = 0  # epochs
     since_stage_best: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    epochs: int = 0  # of all stages; metrics.csv has a line for each
     stages: list[dict[str, Any]] = field(default_factory=list)
     reason: str = ""  # why the run ended
 
@@ -174,6 +174,8 @@ class _Run:
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
         self.state = Progress()
+        self.history: list[dict[str, Any]] = []
+        self.written = 0  # lines of metrics.csv
 
     def go(self, resume: bool) -> Result:
         quiet = logging.getLogger("lightning.pytorch")
@@ -289,7 +291,8 @@ class _Run:
             "validation_loss": loss,
             self.objective.metric_name.replace(" ", "_"): metric,
         }
-        state.history.append(record)
+        self.history.append(record)
+        state.epochs += 1
         state.stages[-1]["seconds"] += seconds
         state.since_best += 1
         state.since_stage_best += 1
@@ -374,7 +377,7 @@ class _Run:
             best = checkpoint.load(self.folder / f"stage-{state.best['stage']}", self.device)
         if self.rank == 0:
             checkpoint.save(best, self.folder / "best")
-        return Result(best, state.history, state.stages, state.best, state.reason)
+        return Result(best, self.history, state.stages, state.best, state.reason)
 
     def diverged(self, what: str) -> None:
         raise Diverged(
@@ -390,20 +393,53 @@ class _Run:
             tensors |= {f"best/{name}": value for name, value in self.best[0].items()}
             for label, moments in (("adam", self.moments), ("best_adam", self.best[1])):
                 tensors |= {f"{label}/{name}/{kind}": v for name, m in moments.items() for kind, v in m.items()}
+            layout, tensors = checkpoint.joined(tensors)
             content = {
                 "plan": asdict(self.plan),
                 "objective": {"class": type(self.objective).__name__, "config": self.objective.config},
                 "model": checkpoint.describe(self.model),
                 "progress": asdict(self.state),
+                "layout": layout,
             }
+            self._write_metrics()
             checkpoint.write(self.folder, "run", content, tensors)
-            checkpoint.write_text(self.folder / "metrics.csv", _csv(self.state.history))
         if _connected():
             distributed.barrier()
+
+    def _write_metrics(self) -> None:
+        """Append the new lines; should the process die before the checkpoint, resuming cuts them off."""
+        file = self.folder / "metrics.csv"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.written:
+                checkpoint.write_text(file, _csv(self.history))
+            else:
+                with file.open("a") as lines:
+                    lines.write(_csv(self.history[self.written :], header=False))
+        except OSError as error:
+            raise CheckpointError(f"cannot write {file}: {error}; make room, or choose another folder") from error
+        self.written = len(self.history)
+
+    def _read_metrics(self) -> None:
+        file = self.folder / "metrics.csv"
+        whole = ("stage", "epoch", "modules")
+        try:
+            with file.open() as lines:
+                rows = [row for row, _ in zip(csv.DictReader(lines), range(self.state.epochs), strict=False)]
+            self.history = [{k: int(v) if k in whole else float(v) for k, v in row.items()} for row in rows]
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"cannot read {file} ({error}); it was changed or damaged") from error
+        if len(self.history) != self.state.epochs:
+            raise CheckpointError(
+                f"{file} has {len(self.history)} epochs, the checkpoint {self.state.epochs}; it was changed or damaged"
+            )
+        if self.rank == 0:
+            self._write_metrics()
 
     def _resume(self) -> None:
         content, tensors = checkpoint.read(self.folder, "run", self.device)
         file = self.folder / "run.json"
+        tensors = checkpoint.separated(content.get("layout"), tensors, file)
         try:
             then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
         except (KeyError, TypeError, ValueError) as error:
@@ -430,6 +466,7 @@ class _Run:
         checkpoint.fill(self.model, parts["model"], file)
         self.best = (parts["best"], _nested(parts["best_adam"]))
         self.moments, self.state = _nested(parts["adam"]), state
+        self._read_metrics()
 
     def _say(self, stage: dict[str, Any]) -> None:
         if not self.show:
@@ -488,7 +525,7 @@ class _Module(pl.LightningModule):
         run.moments = {names[p]: _copy({k: s[k] for k in MOMENTS}) for p, s in adam.state.items()}
         train_loss = (self.total[0] / self.total[1]).item()
         run.epoch_done(train_loss, time.perf_counter() - self.began)
-        record = run.state.history[-1]
+        record = run.history[-1]
         values = {k: float(v) for k, v in record.items() if k not in ("stage", "epoch", "modules")}
         if self.logger is not None:
             self.logger.log_metrics(values, record["epoch"])
@@ -520,7 +557,7 @@ class _Data:
     def collate(self, indices: Sequence[int]) -> tuple[PackedSequence, Any]:
         xs = [torch.as_tensor(self.pairs[i][0]) for i in indices]
         target = self.objective.collate([self.pairs[i][1] for i in indices])
-        input = pack_sequence(xs, enforce_sorted=False).to(self.device)  # type: ignore[arg-type]
+        input = _pack(xs).to(self.device)  # type: ignore[arg-type]
         if isinstance(target, list):
             return input, [t.to(self.device) for t in target]
         return input, target.to(self.device)
@@ -614,6 +651,14 @@ def _device(wish: torch.device | str | None) -> torch.device:
     return torch.device("cpu")
 
 
+def _pack(xs: list[Tensor]) -> PackedSequence:
+    """Also sequences without features, which torch refuses to pack."""
+    if xs[0].shape[1]:
+        return pack_sequence(xs, enforce_sorted=False)
+    packed = pack_sequence([x.new_zeros(len(x), 1) for x in xs], enforce_sorted=False)
+    return PackedSequence(packed.data[:, :0], *packed[1:])
+
+
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
@@ -633,10 +678,11 @@ def _without_modules(description: dict[str, Any]) -> dict[str, Any]:
     return {**description, "encoder": {**encoder, "config": config}}
 
 
-def _csv(history: list[dict[str, Any]]) -> str:
+def _csv(history: list[dict[str, Any]], header: bool = True) -> str:
     text = io.StringIO()
     if history:
-        writer = csv.DictWriter(text, list(history[0]))
-        writer.writeheader()
+        writer = csv.DictWriter(text, list(history[0]), lineterminator="\n")
+        if header:
+            writer.writeheader()
         writer.writerows(history)
     return text.getvalue()
