@@ -495,11 +495,15 @@ class _Module(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         (run,) = self.run
         plan = run.plan
-        adam = torch.optim.Adam(self.model.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        adam = torch.optim.Adam(
+            self.model.parameters(),
+            lr=plan.learning_rate,
+            weight_decay=plan.weight_decay,
+            fused=True,  # five times faster for many small parameters
+        )
         for name, parameter in self.model.named_parameters():
             if name in run.moments:
                 adam.state[parameter] = {k: v.clone().to(parameter.device) for k, v in run.moments[name].items()}
-                adam.state[parameter]["step"] = adam.state[parameter]["step"].cpu()
         return adam
 
     def on_train_epoch_start(self) -> None:
