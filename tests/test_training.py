@@ -124,6 +124,12 @@ def test_moments_are_carried_over():
     assert wide.shape == (6, 8) and wide[:, :4].any() and not wide[:, 4:].any()
 
 
+def test_a_stage_that_training_only_made_worse_grows_too():
+    """Its best weights are those it began with, and have no moments yet; upper layers get new inputs all the same."""
+    result = run(net=model(num_layers=2), learning_rate=1.0, epochs=1, growth_patience=9, max_modules=2)
+    assert result.best["epoch"] == 0 and result.stages[-1]["modules"] == 2
+
+
 @pytest.mark.parametrize("stop", [1, 3, 4, 7])
 def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop):
     """After any epoch, within a stage or at its end; with dropout and noise."""
@@ -212,6 +218,38 @@ def test_two_processes_train_like_one(tmp_path):
         assert a["validation_loss"] == pytest.approx(b["validation_loss"], rel=2e-3)
     losses = two.stdout.splitlines()
     assert len(losses) == 2 and losses[0] == losses[1]  # both processes found the same
+
+
+FEW = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from test_training import model, run
+plan = {{"growth_patience": 9, "max_modules": 2, "epochs": 1, "batch_size": 3}}
+result = run(sys.argv[1], data=(2, 1), net=model(num_layers=2), **plan)
+growth = [(stage["growth"] | {{"seconds": 0}}) for stage in result.stages]
+sums = [float(p.detach().double().sum()) for p in result.model.parameters()]
+sys.stdout.write(json.dumps([growth, sums]) + "\\n")
+"""
+
+
+def test_fewer_sequences_than_processes(tmp_path):
+    """One of three has nothing to train on, two nothing to validate on; all find the same, growth reports included."""
+    script = tmp_path / "script.py"
+    script.write_text(FEW.format(tests=str(Path(__file__).parent)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run([*torchrun, script, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and len(set(lines)) == 1
+    alone = subprocess.run([sys.executable, script, tmp_path / "one"], capture_output=True, text=True, check=True)
+    (growth, sums), (expected, expected_sums) = (json.loads(text) for text in (lines[0], alone.stdout))
+    assert sums == pytest.approx(expected_sums, rel=1e-3, abs=1e-3)
+    for found, wanted in zip(growth, expected, strict=True):
+        assert found["steps"] == wanted["steps"] and found["rank"] == wanted["rank"]
+        for a, b in zip(found["error"], wanted["error"], strict=True):
+            assert a == pytest.approx(b, abs=1e-3)
 
 
 def recall(n, seed):

@@ -353,7 +353,7 @@ class _Run:
         """Adam's moments of the old weights, with zeros for the new inputs of upper layers."""
         encoder = cast(MSLMN, self.model.encoder)
         for name, parameter in self.model.named_parameters():
-            if name in old and parameter.shape != old[name]:
+            if name in self.moments and parameter.shape != old[name]:  # without, no epoch was better than none
                 moments = self.moments[name]
                 for kind in MOMENTS[1:]:
                     moments[kind] = widened(moments[kind], encoder.num_directions, encoder.memory_size)
