@@ -68,8 +68,10 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip"):
             checks.positive(name, getattr(self, name))
-        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience"):
-            checks.size(name, getattr(self, name))
+        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon"):
+            value = getattr(self, name)
+            if value is not None or name not in ("max_modules", "horizon"):
+                object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
@@ -141,8 +143,8 @@ def fit(
     plan = plan or Plan()
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
-            return _Run(model, train, validation, objective, Path(temporary), plan, progress, device).go(False)
-    return _Run(model, train, validation, objective, Path(folder), plan, progress, device).go(resume)
+            return _Run(model, train, validation, objective, Path(temporary), plan, progress, device, True).go(False)
+    return _Run(model, train, validation, objective, Path(folder), plan, progress, device, False).go(resume)
 
 
 class _Run:
@@ -158,16 +160,19 @@ class _Run:
         plan: Plan,
         progress: bool,
         device: torch.device | str | None,
+        temporary: bool,
     ) -> None:
         if not isinstance(model, SequenceModel):
             raise TypeError(f"fit trains a SequenceModel, got {type(model).__name__}; wrap your encoder in one")
         if not len(train) or not len(validation):
             raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
-        _connect()
+        _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1
         self.device = _device(device)
+        self.temporary = temporary
+        self.writes = self.rank == 0 or temporary  # each process has its own temporary folder
         self.show = progress and self.rank == 0
         self.train = _Data(train, objective, self.device)
         self.validation = _Data(validation, objective, self.device)
@@ -191,10 +196,10 @@ class _Run:
         if there and not resume:
             raise ValueError(f"{self.folder} has a run already; pass resume=True to go on with it, or another folder")
         self.model.to(self.device)
-        self.objective.prepare(self.train.batches(self.plan.batch_size))
         if there:
             self._resume()
-        else:
+        self.objective.prepare(self.train.batches(self.plan.batch_size))
+        if not there:
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
@@ -248,7 +253,7 @@ class _Run:
         module = _Module(self)
         trainer = pl.Trainer(
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1,
+            devices=self._devices(),
             num_nodes=_nodes() if self.world > 1 else 1,
             strategy="ddp" if self.world > 1 else "auto",
             max_epochs=self.plan.epochs - self.state.epoch,
@@ -262,10 +267,18 @@ class _Run:
             num_sanity_val_steps=0,
             log_every_n_steps=10**9,
         )
-        trainer.fit(module, train_dataloaders=module.loader)
-        if self.state.phase == "train":
-            raise KeyboardInterrupt  # lightning swallowed it; what was done is kept
+        try:
+            trainer.fit(module, train_dataloaders=module.loader)
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # lightning would end the caller's program
+                raise KeyboardInterrupt from None
+            raise
         self.model.to(self.device)
+
+    def _devices(self) -> int | list[int]:
+        if self.world > 1:
+            return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return [self.device.index] if self.device.type == "cuda" else 1
 
     def _loggers(self) -> Any:
         try:
@@ -307,7 +320,7 @@ class _Run:
         self.moments = {n: _copy(m) for n, m in moments.items()}
         summary = state.stages[-1]
         summary["validation_loss"] = state.stage_best
-        if self.rank == 0:
+        if self.writes:
             checkpoint.save(self.model, self.folder / f"stage-{state.stage}")
         self._say(summary)
         reason = self._reason_to_end()
@@ -372,40 +385,51 @@ class _Run:
             if _connected():
                 distributed.barrier()
             best = checkpoint.load(self.folder / f"stage-{state.best['stage']}", self.device)
-        if self.rank == 0:
+        if self.writes:
             checkpoint.save(best, self.folder / "best")
         return Result(best, state.history, state.stages, state.best, state.reason)
 
     def diverged(self, what: str) -> None:
+        kept = not self.temporary and (self.folder / "run.json").exists()
         raise Diverged(
-            f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; the checkpoint of the epoch before "
-            f"is in {self.folder}. Lower learning_rate or clip, or look for extreme values in the data"
+            f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; "
+            + (f"the checkpoint of the epoch before is in {self.folder}. " if kept else "")
+            + "Lower learning_rate or clip, or look for extreme values in the data"
         )
 
     # the run folder
 
     def _save(self) -> None:
-        if self.rank == 0:
+        if self.writes:
             tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
             tensors |= {f"best/{name}": value for name, value in self.best[0].items()}
             for label, moments in (("adam", self.moments), ("best_adam", self.best[1])):
                 tensors |= {f"{label}/{name}/{kind}": v for name, m in moments.items() for kind, v in m.items()}
             content = {
                 "plan": asdict(self.plan),
-                "objective": {"class": type(self.objective).__name__, "config": self.objective.config},
+                "objective": self._objective(),
                 "model": checkpoint.describe(self.model),
                 "progress": asdict(self.state),
             }
             checkpoint.write(self.folder, "run", content, tensors)
-            checkpoint.write_text(self.folder / "metrics.csv", _csv(self.state.history))
+            try:
+                checkpoint.write_text(self.folder / "metrics.csv", _csv(self.state.history))
+            except OSError as error:
+                raise CheckpointError(f"cannot write metrics.csv to {self.folder}: {error}; make room") from error
         if _connected():
             distributed.barrier()
 
     def _resume(self) -> None:
         content, tensors = checkpoint.read(self.folder, "run", self.device)
+        if _connected():
+            distributed.barrier()  # no process writes before all have read
         file = self.folder / "run.json"
         try:
             then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
+            found, trained_for = content["model"], content["objective"]
+            for name, value in trained_for["config"].items():
+                if getattr(self.objective, name, value) is None:
+                    setattr(self.objective, name, value)  # what `prepare` found
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file}: {error}; it was changed, or is of another version") from error
         if then != self.plan:
@@ -414,7 +438,11 @@ class _Run:
                 f"the run in {self.folder} was planned with other values of {', '.join(changed)}; "
                 "resume it under the same plan, or start another in a new folder"
             )
-        mine, found = checkpoint.describe(self.model), content["model"]
+        if trained_for != self._objective():
+            raise ValueError(
+                f"the run in {self.folder} was for {trained_for}, not {self._objective()}; pass the same objective"
+            )
+        mine = checkpoint.describe(self.model)
         if _without_modules(mine) != _without_modules(found):
             raise CheckpointError(f"{file}: the run is of another architecture, {found}; build the model it began with")
         while self.model.num_modules < found["encoder"]["config"].get("num_modules", 1):
@@ -425,11 +453,22 @@ class _Run:
             self.model.grow([A] * cells, [B] * cells)
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}}
         for key, value in tensors.items():
-            part, name = key.split("/", 1)
+            part, _, name = key.partition("/")
+            if part not in parts:
+                raise CheckpointError(f"{file}: a run has no tensor {key}; it was changed, or is of another version")
             parts[part][name] = value
-        checkpoint.fill(self.model, parts["model"], file)
+        for part in ("best", "model"):  # both must fit
+            checkpoint.fill(self.model, parts[part], file)
         self.best = (parts["best"], _nested(parts["best_adam"]))
         self.moments, self.state = _nested(parts["adam"]), state
+        shapes = {name: p.shape for name, p in self.model.named_parameters()}
+        for name, moments in [*self.moments.items(), *self.best[1].items()]:
+            wrong = name not in shapes or set(moments) != set(MOMENTS)
+            if wrong or any(moments[kind].shape != shapes[name] for kind in MOMENTS[1:]):
+                raise CheckpointError(f"{file}: the moments of {name} do not fit the model; the files were changed")
+
+    def _objective(self) -> dict[str, Any]:
+        return {"class": type(self.objective).__name__, "config": self.objective.config}
 
     def _say(self, stage: dict[str, Any]) -> None:
         if not self.show:
@@ -440,7 +479,8 @@ class _Run:
         by = f", loss {grown['loss_before']:.4g} -> {grown['loss_after']:.4g} by growth" if grown else ""
         Console().print(
             f"stage {stage['stage']}: {stage['modules']} modules, {stage['parameters']:,} parameters{by}, "
-            f"validation loss {stage['validation_loss']:.4g}, {self.state.epoch} epochs, {stage['seconds']:.1f} s"
+            f"validation loss {stage['validation_loss']:.4g}, {self.state.epoch} epochs, {stage['seconds']:.1f} s",
+            soft_wrap=True,  # one line
         )
 
 
@@ -505,6 +545,9 @@ class _Bar(RichProgressBar):
         return (
             f"stage {state.stage}, {self.run.model.num_modules} modules, epoch {state.epoch + 1}/{self.run.plan.epochs}"
         )
+
+    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
 
 
 class _Data:
@@ -589,12 +632,13 @@ def derive(*numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
 
 
-def _connect() -> None:
+def _connect(wish: torch.device | str | None) -> None:
     """Join the other processes, if torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _connected():
-        if torch.cuda.is_available():
+        gpu = torch.cuda.is_available() if wish is None else torch.device(wish).type == "cuda"
+        if gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("nccl" if gpu else "gloo")
 
 
 def _connected() -> bool:
@@ -606,9 +650,9 @@ def _nodes() -> int:
 
 
 def _device(wish: torch.device | str | None) -> torch.device:
-    if wish is not None:
+    if wish is not None and torch.device(wish) != torch.device("cuda"):
         return torch.device(wish)
-    if torch.cuda.is_available():
+    if wish is not None or torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
