@@ -103,7 +103,7 @@ def test_patience_counts_across_stages():
     result = run(learning_rate=1e-9, noise=0.0, patience=5, growth_patience=9, min_gain=0.0, readout="zeros")
     best = result.best["stage"], result.best["epoch"]
     after = [r["stage"] for r in result.history if (r["stage"], r["epoch"]) > best]
-    assert result.reason == "no better validation loss for 5 epochs" and len(after) == 5 and len(set(after)) == 2
+    assert result.reason == "no better validation loss for 5 epochs" and len(after) == 5 and len(set(after)) > 1
 
 
 def test_a_plateau_ends_a_stage():
