@@ -194,6 +194,9 @@ def test_nmse_is_the_error_over_the_variance():
     assert objective.variance == pytest.approx(t.var(correction=0).item(), rel=1e-5)
     assert objective.loss(y, t).mean.item() == pytest.approx(((y - t).square().mean() / objective.variance).item())
     assert objective.config == {"variance": objective.variance}
+    objective.prepare([(None, 10 * t)])  # other data, another variance
+    assert objective.variance == pytest.approx(100 * t.var(correction=0).item(), rel=1e-5)
+    objective.prepare([(None, t)])
     with pytest.raises(ValueError, match="constant"):
         NMSE().prepare([(None, torch.ones(5))])
     with pytest.raises(ValueError, match=r"shape of the output, \(30, 2\), got \(30,\)"):
@@ -267,6 +270,7 @@ WRONG = [
     (lambda: SequenceModel(LMN(2, 4, 3), 0), ValueError, "output_size must be at least 1"),
     (lambda: SequenceModel(LMN(2, 4, 3), 1, output="first"), ValueError, "output must be one of 'last', 'all'"),
     (lambda: SequenceModel(LMN(2, 4, 3), 1, norm="layer"), ValueError, "norm must be None or 'module'"),
+    (lambda: SequenceModel(LMN(2, 4, 3, bidirectional=True), 1).stream(XS[0]), ValueError, "needs the whole sequence"),
     (lambda: CTC().loss(torch.randn(4, 3), []), ValueError, "build the model with output='all'"),
     (lambda: CTC().loss(torch.randn(4, 2, 3), [torch.tensor([1])]), ValueError, "each of 2 sequences, got 1"),
     (lambda: CTC().loss(torch.randn(4, 1, 3), [torch.tensor([0, 1])]), ValueError, "between 1 and 2 .* got 0 to 1"),

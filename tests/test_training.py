@@ -92,6 +92,14 @@ def test_the_best_weights_come_back():
     assert result.reason == "trained"
 
 
+def test_the_caller_s_random_numbers_go_on():
+    """Or every model that is made after a run would begin with the same weights."""
+    net = model()
+    before = torch.get_rng_state()
+    run(net=net, epochs=1, max_modules=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_growth_stops_where_it_does_not_help_and_the_better_model_is_kept(tmp_path):
     result = run(tmp_path, min_gain=10.0)
     assert [stage["modules"] for stage in result.stages] == [1, 2]

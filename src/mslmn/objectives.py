@@ -38,6 +38,9 @@ class Objective:
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
         """Look at the training data before the first loss, if there is anything to learn from it."""
 
+    def restore(self, config: dict[str, Any]) -> None:
+        """In place of `prepare`, where a run goes on: take over what it found, from the `config` it left."""
+
     def collate(self, targets: Sequence[Any]) -> Any:
         """Targets of single sequences as the target of a batch: packed if they go by steps, else stacked."""
         tensors = [torch.as_tensor(target) for target in targets]
@@ -73,14 +76,14 @@ class NMSE(Objective):
     def __init__(self, variance: float | None = None) -> None:
         if variance is not None:
             checks.positive("variance", variance)
-        self.variance = variance
+        self.variance, self._given = variance, variance is not None
 
     @property
     def config(self) -> dict[str, Any]:
         return {"variance": self.variance}
 
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        if self.variance is not None:
+        if self._given:
             return
         sums = torch.zeros(3, dtype=torch.float64)
         for _, target in batches:
@@ -91,6 +94,10 @@ class NMSE(Objective):
         if not variance > 0:
             raise ValueError("the targets are constant, so NMSE is not defined; pass variance=1 for the plain error")
         self.variance = variance
+
+    def restore(self, config: dict[str, Any]) -> None:
+        if not self._given:
+            self.variance = config["variance"]
 
     def loss(self, output: Output, target: Any) -> Score:
         y, expected = _data(output), _data(target)

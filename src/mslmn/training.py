@@ -185,7 +185,8 @@ class _Run:
         level = quiet.level
         quiet.setLevel(logging.ERROR)
         try:
-            with warnings.catch_warnings():
+            gpus = [self.device] if self.device.type == "cuda" else []
+            with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the caller's random numbers go on
                 warnings.filterwarnings("ignore", module=r"lightning.*")
                 return self._go(resume)
         finally:
@@ -198,8 +199,8 @@ class _Run:
         self.model.to(self.device)
         if there:
             self._resume()
-        self.objective.prepare(self.train.batches(self.plan.batch_size))
-        if not there:
+        else:
+            self.objective.prepare(self.train.batches(self.plan.batch_size))
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
@@ -427,9 +428,7 @@ class _Run:
         try:
             then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
             found, trained_for = content["model"], content["objective"]
-            for name, value in trained_for["config"].items():
-                if getattr(self.objective, name, value) is None:
-                    setattr(self.objective, name, value)  # what `prepare` found
+            self.objective.restore(trained_for["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file}: {error}; it was changed, or is of another version") from error
         if then != self.plan:
