@@ -227,7 +227,7 @@ def test_subsampling_takes_the_steps_at_which_the_module_fires(batch_first):
     input = x.transpose(0, 1) if batch_first else x
     packed = pack_sequence([x[:T, i] for i, T in enumerate((11, 6, 3))])
     for i, h in enumerate(layer.hidden_states(input)):
-        seen = subsample(h, input, 3, reverse=bool(i), batch_first=batch_first)
+        seen = subsample(h, input, 3, reverse=bool(i))
         for row, steps in enumerate(seen):
             positions = [11 - 4, 11 - 8] if i else [3, 7]
             torch.testing.assert_close(steps, h[positions, row])

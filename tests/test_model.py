@@ -116,6 +116,15 @@ def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path):
     assert torch.equal(mslmn.load(tmp_path)(XS[0]), model(XS[0]))
 
 
+def test_saving_deletes_no_one_else_s_files(tmp_path):
+    others = ["model-00001-of-00002.safetensors", "model-old.safetensors", "model.tmp", "model-notes.tmp"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    for _ in range(2):
+        mslmn.save(LMN(2, 4, 3), tmp_path)
+    assert all((tmp_path / name).exists() for name in others) and len(list(tmp_path.iterdir())) == len(others) + 2
+
+
 @pytest.fixture
 def saved(tmp_path):
     mslmn.save(SequenceModel(LMN(2, 4, 3), 2), tmp_path)
@@ -185,6 +194,9 @@ def test_nmse_is_the_error_over_the_variance():
     assert objective.variance == pytest.approx(t.var(correction=0).item(), rel=1e-5)
     assert objective.loss(y, t).mean.item() == pytest.approx(((y - t).square().mean() / objective.variance).item())
     assert objective.config == {"variance": objective.variance}
+    objective.prepare([(None, 10 * t)])  # other data, another variance
+    assert objective.variance == pytest.approx(100 * t.var(correction=0).item(), rel=1e-5)
+    objective.prepare([(None, t)])
     with pytest.raises(ValueError, match="constant"):
         NMSE().prepare([(None, torch.ones(5))])
     with pytest.raises(ValueError, match=r"shape of the output, \(30, 2\), got \(30,\)"):
@@ -201,6 +213,15 @@ def test_cross_entropy_and_accuracy():
     torch.testing.assert_close(objective.loss(packed, target).mean, F.cross_entropy(y, t))
     with pytest.raises(ValueError, match="class numbers of shape"):
         objective.loss(y, torch.rand(30))
+
+
+def test_targets_of_other_lengths_are_an_error():
+    """As many rows in all, but not of the same sequences."""
+    long, short = torch.randn(5, 2), torch.randn(3, 2)
+    output = pack_sequence([long, short], enforce_sorted=False)
+    for objective, target in ((NMSE(1.0), [short, long]), (CrossEntropy(), [short[:, 0].long(), long[:, 0].long()])):
+        with pytest.raises(ValueError, match="each target must be as long as its sequence"):
+            objective.loss(output, objective.collate(target))
 
 
 def test_sums_add_up_over_batches():
@@ -249,6 +270,7 @@ WRONG = [
     (lambda: SequenceModel(LMN(2, 4, 3), 0), ValueError, "output_size must be at least 1"),
     (lambda: SequenceModel(LMN(2, 4, 3), 1, output="first"), ValueError, "output must be one of 'last', 'all'"),
     (lambda: SequenceModel(LMN(2, 4, 3), 1, norm="layer"), ValueError, "norm must be None or 'module'"),
+    (lambda: SequenceModel(LMN(2, 4, 3, bidirectional=True), 1).stream(XS[0]), ValueError, "needs the whole sequence"),
     (lambda: CTC().loss(torch.randn(4, 3), []), ValueError, "build the model with output='all'"),
     (lambda: CTC().loss(torch.randn(4, 2, 3), [torch.tensor([1])]), ValueError, "each of 2 sequences, got 1"),
     (lambda: CTC().loss(torch.randn(4, 1, 3), [torch.tensor([0, 1])]), ValueError, "between 1 and 2 .* got 0 to 1"),

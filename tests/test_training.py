@@ -88,6 +88,14 @@ def test_the_best_weights_come_back():
     assert result.reason == "trained"
 
 
+def test_the_caller_s_random_numbers_go_on():
+    """Or every model that is made after a run would begin with the same weights."""
+    net = model()
+    before = torch.get_rng_state()
+    run(net=net, epochs=1, max_modules=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_growth_stops_where_it_does_not_help_and_the_better_model_is_kept(tmp_path):
     result = run(tmp_path, min_gain=10.0)
     assert [stage["modules"] for stage in result.stages] == [1, 2]
@@ -97,12 +105,14 @@ def test_growth_stops_where_it_does_not_help_and_the_better_model_is_kept(tmp_pa
 
 def test_patience_counts_across_stages():
     result = run(learning_rate=1e-9, noise=0.0, patience=5, growth_patience=9, min_gain=0.0, readout="zeros")
-    assert result.reason == "no better validation loss for 5 epochs" or len(result.history) >= 5
+    best = result.best["stage"], result.best["epoch"]
+    after = [r["stage"] for r in result.history if (r["stage"], r["epoch"]) > best]
+    assert result.reason == "no better validation loss for 5 epochs" and len(after) == 5 and len(set(after)) > 1
 
 
 def test_a_plateau_ends_a_stage():
-    result = run(grow="plateau", plateau=2, epochs=50, learning_rate=1e-9, max_modules=2, readout="zeros", noise=0.0)
-    assert all(len([r for r in result.history if r["stage"] == i]) < 50 for i in range(len(result.stages)))
+    result = run(grow="plateau", plateau=2, epochs=50, learning_rate=1e-30, max_modules=2, readout="zeros", noise=0.0)
+    assert [(r["stage"], r["epoch"]) for r in result.history] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_moments_are_carried_over():
@@ -118,6 +128,12 @@ def test_moments_are_carried_over():
     assert moments["encoder.cells.0.Wmm.0"]["step"] > 0 and "encoder.cells.0.Wmm.1" not in moments
     wide = moments["encoder.cells.1.Wxh"]["exp_avg"]
     assert wide.shape == (6, 8) and wide[:, :4].any() and not wide[:, 4:].any()
+
+
+def test_a_stage_that_training_only_made_worse_grows_too():
+    """Its best weights are those it began with, and have no moments yet; upper layers get new inputs all the same."""
+    result = run(net=model(num_layers=2), learning_rate=1.0, epochs=1, growth_patience=9, max_modules=2)
+    assert result.best["epoch"] == 0 and result.stages[-1]["modules"] == 2
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 7])
@@ -191,6 +207,26 @@ def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path_factory, seed
     assert not list(folder.rglob("*.tmp")) and time.monotonic() - began < 600
 
 
+def test_ctrl_c_is_a_keyboard_interrupt_and_what_was_done_is_kept(tmp_path, monkeypatch):
+    """Lightning's own answer is to exit."""
+    from mslmn import training
+
+    original = training._EpochLoader.__iter__
+
+    def interrupted(self):
+        if self.run.state.epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._EpochLoader, "__iter__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut", grow="never")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = run(tmp_path / "cut", grow="never", resume=True)
+    assert same(weights(resumed), weights(run(tmp_path / "whole", grow="never")))
+
+
 def test_two_processes_train_like_one(tmp_path):
     """The whole incremental run under torchrun: same modules and, to rounding, losses; batches that do not divide."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -207,6 +243,52 @@ def test_two_processes_train_like_one(tmp_path):
         assert [float(x) for x in a[3:]] == pytest.approx([float(x) for x in b[3:]], rel=1e-9)
     losses = two.stdout.splitlines()
     assert len(losses) == 2 and losses[0] == losses[1]  # both processes found the same
+
+
+FEW = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from test_training import model, run
+plan = {{"growth_patience": 9, "max_modules": 2, "epochs": 1, "batch_size": 3}}
+result = run(sys.argv[1], data=(2, 1), net=model(num_layers=2), **plan)
+growth = [(stage["growth"] | {{"seconds": 0}}) for stage in result.stages]
+sums = [float(p.detach().double().sum()) for p in result.model.parameters()]
+sys.stdout.write(json.dumps([growth, sums]) + "\\n")
+"""
+
+
+def test_fewer_sequences_than_processes(tmp_path):
+    """One of three has nothing to train on, two nothing to validate on; all find the same, growth reports included."""
+    script = tmp_path / "script.py"
+    script.write_text(FEW.format(tests=str(Path(__file__).parent)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run([*torchrun, script, tmp_path / "run"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and len(set(lines)) == 1
+    alone = subprocess.run([sys.executable, script, tmp_path / "one"], capture_output=True, text=True, check=True)
+    (growth, sums), (expected, expected_sums) = (json.loads(text) for text in (lines[0], alone.stdout))
+    assert sums == pytest.approx(expected_sums, rel=1e-3, abs=1e-3)
+    for found, wanted in zip(growth, expected, strict=True):
+        assert found["steps"] == wanted["steps"] and found["rank"] == wanted["rank"]
+        for a, b in zip(found["error"], wanted["error"], strict=True):
+            assert a == pytest.approx(b, abs=1e-3)
+
+
+def test_several_processes_without_a_folder(tmp_path):
+    """The best model is that of an earlier stage, and every process gets it."""
+    script = tmp_path / "script.py"
+    few = FEW.replace("sys.argv[1]", "None").replace('"max_modules": 2', '"min_gain": 9.0, "learning_rate": 1.0')
+    script.write_text(few.format(tests=str(Path(__file__).parent)).replace('"growth_patience": 9, ', ""))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*torchrun, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1]
+    growth, sums = json.loads(lines[0])
+    assert len(growth) == 2 and len(sums) == len(list(model(num_layers=2).parameters()))
 
 
 def recall(n, seed):
@@ -303,6 +385,64 @@ def test_an_unknown_key_in_the_plan_is_named(tmp_path):
         run(tmp_path, resume=True, grow="never")
 
 
+def test_a_run_goes_on_with_its_objective(tmp_path):
+    data = [(x, x[:, :1]) for x, _ in pairs(8)]
+    plan = Plan(**QUICK, grow="never")
+
+    def go(objective, resume=True):
+        net = SequenceModel(MSLMN(2, 6, 4, num_modules=1), 1, output="all")
+        return fit(net, data, data, objective, tmp_path, plan=plan, resume=resume, progress=False)
+
+    go(NMSE(), resume=False)
+    again = NMSE()
+    go(again)
+    assert again.variance == json.loads((tmp_path / "run.json").read_text())["objective"]["config"]["variance"]
+    for other in (NMSE(variance=2.0), CrossEntropy()):
+        with pytest.raises(ValueError, match="pass the same objective"):
+            go(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update({"velocity/a": torch.zeros(1)}), "a run has no tensor velocity/a"),
+        (lambda t: t.update({"adam/readout.b_y/exp_avg": torch.zeros(7)}), "moments of readout.b_y do not fit"),
+        (lambda t: t.pop("best/readout.b_y"), "of another architecture: readout.b_y is not there"),
+    ],
+)
+def test_tensors_that_do_not_belong_are_named(tmp_path, change, message):
+    run(tmp_path, grow="never")
+    content, long = checkpoint.read(tmp_path, "run")
+    tensors = checkpoint.separated(content["layout"], long, tmp_path)
+    change(tensors)
+    content["layout"], long = checkpoint.joined(tensors)
+    checkpoint.write(tmp_path, "run", content, long)
+    with pytest.raises(CheckpointError, match=message):
+        run(tmp_path, resume=True, grow="never")
+
+
+def test_a_layout_that_does_not_fit_its_tensors_is_named(tmp_path):
+    run(tmp_path, grow="never")
+    content = json.loads((tmp_path / "run.json").read_text())
+    content["layout"][0][2] = [9999, 9999]
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="its layout does not fit its tensors"):
+        run(tmp_path, resume=True, grow="never")
+
+
+def test_lost_metrics_are_named(tmp_path):
+    run(tmp_path, grow="never")
+    (tmp_path / "metrics.csv").write_text("stage,epoch\n")
+    with pytest.raises(CheckpointError, match=r"metrics.csv has 0 epochs, the checkpoint 3"):
+        run(tmp_path, resume=True, grow="never")
+
+
+def test_a_stage_is_one_line(capsys):
+    fit(model(), pairs(8), pairs(4, 1), CrossEntropy(), plan=Plan(**QUICK, max_modules=2, growth_patience=9))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "parameters" in line]
+    assert len(lines) == 2 and all(line.startswith("stage ") and line.endswith(" s") for line in lines)
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     run(tmp_path, grow="never")
     before = {path: path.read_bytes() for path in tmp_path.glob("run*")}
@@ -321,6 +461,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     [
         ({"learning_rate": 0}, "learning_rate must be a number above 0"),
         ({"epochs": 0}, "epochs must be at least 1"),
+        ({"max_modules": 0}, "max_modules must be at least 1"),
+        ({"horizon": 0}, "horizon must be at least 1"),
         ({"noise": -1}, "noise must be at least 0"),
         ({"grow": "often"}, "grow must be one of 'epochs', 'plateau', 'never'"),
     ],

@@ -26,6 +26,7 @@ ENCODERS: dict[str, type[nn.Module]] = {
     **{kind.__name__: kind for kind in (layers.LMN, layers.MSLMN, layers.ClockworkRNN)},
     **{kind.__name__: kind for kind in (nn.RNN, nn.LSTM, nn.GRU)},
 }
+UNIQUE = "[0-9a-f]" * 12  # in the name of a file of tensors: nothing else in a folder is ever deleted
 TORCH_OPTIONS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
 
@@ -98,17 +99,20 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
     model.load_state_dict(dict(tensors))
 
 
-def write(folder: Path, name: str, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write(
+    folder: Path, name: str, content: Mapping[str, Any], tensors: Mapping[str, Tensor], indent: int | None = 1
+) -> None:
     """``folder/name.json`` with ``content``, and the tensors in a file beside it, all or nothing."""
     weights = f"{name}-{uuid.uuid4().hex[:12]}.safetensors"
+    text = json.dumps({"format": FORMAT, **content, "tensors": weights}, indent=indent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{name}*.tmp"):  # of a process that died
+        for left in folder.glob(f"{name}-{UNIQUE}.safetensors.tmp"):  # of a process that died
             left.unlink(missing_ok=True)
         temporary = folder / f"{weights}.tmp"
         save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, temporary)
         os.replace(temporary, folder / weights)
-        write_text(folder / f"{name}.json", json.dumps({"format": FORMAT, **content, "tensors": weights}))
+        write_text(folder / f"{name}.json", text)
     except (OSError, SafetensorError) as error:
         for path in (folder / weights, folder / f"{weights}.tmp"):
             with suppress(OSError):
@@ -117,7 +121,7 @@ def write(folder: Path, name: str, content: Mapping[str, Any], tensors: Mapping[
             f"cannot write a checkpoint to {folder}: {error}; make room, or choose a folder you can write to. "
             "What was there is as it was"
         ) from error
-    for old in folder.glob(f"{name}-*.safetensors"):
+    for old in folder.glob(f"{name}-{UNIQUE}.safetensors"):
         if old.name != weights:
             old.unlink(missing_ok=True)
 
@@ -168,8 +172,13 @@ def separated(layout: Any, long: Mapping[str, Tensor], file: Path) -> dict[str, 
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _entry(content: Mapping[str, Any], name: str, file: Path) -> Any:

@@ -147,16 +147,17 @@ class _Hidden:
         self.layer, self.batches, self.k = layer, batches, k
         self.kept: dict[int, list[Tensor]] = {i: [] for i in cells}
         self.stored, size, self.steps = True, 0, 0
-        longest = 0
         for batch in self._batches():
-            longest = max([longest, *map(len, batch[cells[0]])])
             self.steps += sum(map(len, batch[cells[0]]))
             size += sum(x.nbytes for i in cells for x in batch[i])
             self.stored = self.stored and size <= max_memory
             for i in cells:
-                self.kept[i] = self.kept[i] + batch[i] if self.stored else []
-        counts = _all_reduce(torch.tensor([float(self.steps)], dtype=torch.float64))
-        self.steps = int(counts.item())
+                if self.stored:
+                    self.kept[i] += batch[i]
+                else:
+                    self.kept[i].clear()
+        steps, exceeded = _all_reduce(torch.tensor([self.steps, not self.stored], dtype=torch.float64)).tolist()
+        self.steps, self.stored = int(steps), not exceeded  # in all processes, or in none
         if not self.steps:
             raise ValueError(
                 f"no sequence is as long as the period of module {k}, {clock.period(k)} steps, so it would never fire; "
@@ -170,7 +171,7 @@ class _Hidden:
     def _batches(self) -> Iterator[list[list[Tensor]]]:
         for input, _ in self.batches:
             yield [
-                subsample(h, input, self.k, bool(i % self.layer.num_directions), self.layer.batch_first)
+                subsample(h, input, self.k, bool(i % self.layer.num_directions))
                 for i, h in enumerate(self.layer.hidden_states(input))
             ]
 
@@ -185,24 +186,21 @@ class _Again:
         return self.make()
 
 
-def subsample(
-    h: Tensor, input: Tensor | PackedSequence, k: int, reverse: bool, batch_first: bool = False
-) -> list[Tensor]:
+def subsample(h: Tensor, input: Tensor | PackedSequence, k: int, reverse: bool) -> list[Tensor]:
     """What module k sees of the hidden states of a batch: for each sequence (steps, H), in the order it sees them."""
     if isinstance(input, PackedSequence):
         sizes = input.batch_sizes
         starts = sizes.cumsum(0) - sizes
         lengths = (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0).tolist()
-        sequences = ((i, starts + i, length) for i, length in enumerate(lengths))
+        sequences = [(starts[:length] + i, length) for i, length in enumerate(lengths)]
     else:
         T, B = h.shape[:2]
         h = h.flatten(0, 1)
-        sequences = ((i, torch.arange(T) * B + i, T) for i in range(B))
+        sequences = [(torch.arange(T) * B + i, T) for i in range(B)]
     seen = []
-    for _, rows, length in sequences:
+    for rows, length in sequences:
         steps = torch.tensor(clock.firing_steps(k, length), dtype=torch.int64)
-        rows = rows[:length].flip(0) if reverse else rows[:length]
-        seen.append(h[rows[steps].to(h.device)])
+        seen.append(h[(rows.flip(0) if reverse else rows)[steps].to(h.device)])
     return seen
 
 
@@ -215,8 +213,11 @@ def _fit(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="n_components is")  # told by the rank
         autoencoder.fit(hidden.of(cell))
-    A, B, r = autoencoder.A_.clone(), autoencoder.B_.clone(), autoencoder.n_components_
-    error = [float(e) for e in autoencoder.reconstruction_error(hidden.of(cell))]
+    A, B = (torch.as_tensor(X).clone() for X in (autoencoder.A_, autoencoder.B_))  # arrays, of an empty share
+    r = autoencoder.n_components_
+    wrong, whole = _all_reduce(autoencoder._errors(hidden.of(cell), "last")[0]).unbind(1)
+    lags = int(whole.count_nonzero())  # no sequence of any process has more
+    error = (wrong[:lags] / whole[:lags]).sqrt().tolist()
     if r < M:  # units that are zero would never get a gradient
         d = leaks(A.new_empty(M))[r:]
         generator = torch.Generator().manual_seed(random_state)

@@ -137,6 +137,8 @@ class SequenceModel(nn.Module):
 
     def stream(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The output at every step of a chunk, and the state to go on from: for unidirectional encoders."""
+        if _layout(self.encoder)[0] == 2:
+            raise ValueError("a bidirectional encoder needs the whole sequence; build a unidirectional one to stream")
         memory, state = self.encoder(input, state)
         return self.readout(memory if self.norm is None else self.norm(memory)), state
 

@@ -38,6 +38,9 @@ class Objective:
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
         """Look at the training data before the first loss, if there is anything to learn from it."""
 
+    def restore(self, config: dict[str, Any]) -> None:
+        """In place of `prepare`, where a run goes on: take over what it found, from the `config` it left."""
+
     def collate(self, targets: Sequence[Any]) -> Any:
         """Targets of single sequences as the target of a batch: packed if they go by steps, else stacked."""
         tensors = [torch.as_tensor(target) for target in targets]
@@ -73,14 +76,14 @@ class NMSE(Objective):
     def __init__(self, variance: float | None = None) -> None:
         if variance is not None:
             checks.positive("variance", variance)
-        self.variance = variance
+        self.variance, self._given = variance, variance is not None
 
     @property
     def config(self) -> dict[str, Any]:
         return {"variance": self.variance}
 
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        if self.variance is not None:
+        if self._given:
             return
         sums = torch.zeros(3, dtype=torch.float64)
         for _, target in batches:
@@ -92,8 +95,13 @@ class NMSE(Objective):
             raise ValueError("the targets are constant, so NMSE is not defined; pass variance=1 for the plain error")
         self.variance = variance
 
+    def restore(self, config: dict[str, Any]) -> None:
+        if not self._given:
+            self.variance = config["variance"]
+
     def loss(self, output: Output, target: Any) -> Score:
         y, expected = _data(output), _data(target)
+        _check_steps(output, target)
         if y.shape != expected.shape:
             raise ValueError(
                 f"the target must have the shape of the output, {tuple(y.shape)}, got {tuple(expected.shape)}; "
@@ -127,6 +135,7 @@ class CrossEntropy(Objective):
 
     def _checked(self, output: Output, target: Any) -> tuple[Tensor, Tensor]:
         logits, classes = _data(output), _data(target)
+        _check_steps(output, target)
         if logits.shape[:-1] != classes.shape or classes.is_floating_point():
             raise ValueError(
                 f"targets must be class numbers of shape {tuple(logits.shape[:-1])}, got {classes.dtype} "
@@ -153,7 +162,7 @@ class CTC(Objective):
         _check_labels(target, logits)
         labels = [len(t) for t in target]
         loss = F.ctc_loss(
-            logits.float().log_softmax(-1),
+            (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1),
             torch.cat([t.to(logits.device) for t in target]),
             lengths,
             torch.tensor(labels),
@@ -212,6 +221,15 @@ def _data(x: Any) -> Tensor:
             f"outputs and targets must be tensors or packed sequences, got {type(x).__name__}; convert them"
         )
     return x
+
+
+def _check_steps(output: Any, target: Any) -> None:
+    """Packed sequences of other lengths, or in another order, may still have the same number of rows."""
+    if not isinstance(output, PackedSequence) or not isinstance(target, PackedSequence):
+        return
+    orders = [x.sorted_indices for x in (output, target) if x.sorted_indices is not None]
+    if not torch.equal(output.batch_sizes, target.batch_sizes) or (len(orders) == 2 and not torch.equal(*orders)):
+        raise ValueError("each target must be as long as its sequence; pack both in the same order")
 
 
 def _padded(output: Output) -> tuple[Tensor, Tensor]:

@@ -68,8 +68,10 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip"):
             checks.positive(name, getattr(self, name))
-        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience"):
-            checks.size(name, getattr(self, name))
+        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon"):
+            value = getattr(self, name)
+            if value is not None or name not in ("max_modules", "horizon"):
+                object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
@@ -141,8 +143,8 @@ def fit(
     plan = plan or Plan()
     if folder is None:
         with tempfile.TemporaryDirectory() as temporary:
-            return _Run(model, train, validation, objective, Path(temporary), plan, progress, device).go(False)
-    return _Run(model, train, validation, objective, Path(folder), plan, progress, device).go(resume)
+            return _Run(model, train, validation, objective, Path(temporary), plan, progress, device, True).go(False)
+    return _Run(model, train, validation, objective, Path(folder), plan, progress, device, False).go(resume)
 
 
 class _Run:
@@ -158,6 +160,7 @@ class _Run:
         plan: Plan,
         progress: bool,
         device: torch.device | str | None,
+        temporary: bool,
     ) -> None:
         if not isinstance(model, SequenceModel):
             raise TypeError(f"fit trains a SequenceModel, got {type(model).__name__}; wrap your encoder in one")
@@ -168,6 +171,8 @@ class _Run:
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1
         self.device = _device(device)
+        self.temporary = temporary
+        self.writes = self.rank == 0 or temporary  # each process has its own temporary folder
         self.show = progress and self.rank == 0
         self.train = _Data(train, objective, self.device)
         self.validation = _Data(validation, objective, self.device)
@@ -182,7 +187,8 @@ class _Run:
         level = quiet.level
         quiet.setLevel(logging.ERROR)
         try:
-            with warnings.catch_warnings():
+            gpus = [self.device] if self.device.type == "cuda" else []
+            with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the caller's random numbers go on
                 warnings.filterwarnings("ignore", module=r"lightning.*")
                 return self._go(resume)
         finally:
@@ -193,10 +199,10 @@ class _Run:
         if there and not resume:
             raise ValueError(f"{self.folder} has a run already; pass resume=True to go on with it, or another folder")
         self.model.to(self.device)
-        self.objective.prepare(self.train.batches(self.plan.batch_size))
         if there:
             self._resume()
         else:
+            self.objective.prepare(self.train.batches(self.plan.batch_size))
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
@@ -250,7 +256,7 @@ class _Run:
         module = _Module(self)
         trainer = pl.Trainer(
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1,
+            devices=self._devices(),
             num_nodes=_nodes() if self.world > 1 else 1,
             strategy="ddp" if self.world > 1 else "auto",
             max_epochs=self.plan.epochs - self.state.epoch,
@@ -264,10 +270,18 @@ class _Run:
             num_sanity_val_steps=0,
             log_every_n_steps=10**9,
         )
-        trainer.fit(module, train_dataloaders=module.loader)
-        if self.state.phase == "train":
-            raise KeyboardInterrupt  # lightning swallowed it; what was done is kept
+        try:
+            trainer.fit(module, train_dataloaders=module.loader)
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # lightning would end the caller's program
+                raise KeyboardInterrupt from None
+            raise
         self.model.to(self.device)
+
+    def _devices(self) -> int | list[int]:
+        if self.world > 1:
+            return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return [self.device.index] if self.device.type == "cuda" else 1
 
     def _loggers(self) -> Any:
         try:
@@ -310,7 +324,7 @@ class _Run:
         self.moments = {n: _copy(m) for n, m in moments.items()}
         summary = state.stages[-1]
         summary["validation_loss"] = state.stage_best
-        if self.rank == 0:
+        if self.writes:
             checkpoint.save(self.model, self.folder / f"stage-{state.stage}")
         self._say(summary)
         reason = self._reason_to_end()
@@ -356,7 +370,7 @@ class _Run:
         """Adam's moments of the old weights, with zeros for the new inputs of upper layers."""
         encoder = cast(MSLMN, self.model.encoder)
         for name, parameter in self.model.named_parameters():
-            if name in old and parameter.shape != old[name]:
+            if name in self.moments and parameter.shape != old[name]:  # without, no epoch was better than none
                 moments = self.moments[name]
                 for kind in MOMENTS[1:]:
                     moments[kind] = widened(moments[kind], encoder.num_directions, encoder.memory_size)
@@ -375,20 +389,22 @@ class _Run:
             if _connected():
                 distributed.barrier()
             best = checkpoint.load(self.folder / f"stage-{state.best['stage']}", self.device)
-        if self.rank == 0:
+        if self.writes:
             checkpoint.save(best, self.folder / "best")
         return Result(best, self.history, state.stages, state.best, state.reason)
 
     def diverged(self, what: str) -> None:
+        kept = not self.temporary and (self.folder / "run.json").exists()
         raise Diverged(
-            f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; the checkpoint of the epoch before "
-            f"is in {self.folder}. Lower learning_rate or clip, or look for extreme values in the data"
+            f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; "
+            + (f"the checkpoint of the epoch before is in {self.folder}. " if kept else "")
+            + "Lower learning_rate or clip, or look for extreme values in the data"
         )
 
     # the run folder
 
     def _save(self) -> None:
-        if self.rank == 0:
+        if self.writes:
             tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
             tensors |= {f"best/{name}": value for name, value in self.best[0].items()}
             for label, moments in (("adam", self.moments), ("best_adam", self.best[1])):
@@ -396,13 +412,13 @@ class _Run:
             layout, tensors = checkpoint.joined(tensors)
             content = {
                 "plan": asdict(self.plan),
-                "objective": {"class": type(self.objective).__name__, "config": self.objective.config},
+                "objective": self._objective(),
                 "model": checkpoint.describe(self.model),
                 "progress": asdict(self.state),
                 "layout": layout,
             }
             self._write_metrics()
-            checkpoint.write(self.folder, "run", content, tensors)
+            checkpoint.write(self.folder, "run", content, tensors, indent=None)
         if _connected():
             distributed.barrier()
 
@@ -433,15 +449,19 @@ class _Run:
             raise CheckpointError(
                 f"{file} has {len(self.history)} epochs, the checkpoint {self.state.epochs}; it was changed or damaged"
             )
-        if self.rank == 0:
+        if self.writes:
             self._write_metrics()
 
     def _resume(self) -> None:
         content, tensors = checkpoint.read(self.folder, "run", self.device)
+        if _connected():
+            distributed.barrier()  # no process writes before all have read
         file = self.folder / "run.json"
         tensors = checkpoint.separated(content.get("layout"), tensors, file)
         try:
             then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
+            found, trained_for = content["model"], content["objective"]
+            self.objective.restore(trained_for["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file}: {error}; it was changed, or is of another version") from error
         if then != self.plan:
@@ -450,7 +470,11 @@ class _Run:
                 f"the run in {self.folder} was planned with other values of {', '.join(changed)}; "
                 "resume it under the same plan, or start another in a new folder"
             )
-        mine, found = checkpoint.describe(self.model), content["model"]
+        if trained_for != self._objective():
+            raise ValueError(
+                f"the run in {self.folder} was for {trained_for}, not {self._objective()}; pass the same objective"
+            )
+        mine = checkpoint.describe(self.model)
         if _without_modules(mine) != _without_modules(found):
             raise CheckpointError(f"{file}: the run is of another architecture, {found}; build the model it began with")
         while self.model.num_modules < found["encoder"]["config"].get("num_modules", 1):
@@ -461,12 +485,23 @@ class _Run:
             self.model.grow([A] * cells, [B] * cells)
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}}
         for key, value in tensors.items():
-            part, name = key.split("/", 1)
+            part, _, name = key.partition("/")
+            if part not in parts:
+                raise CheckpointError(f"{file}: a run has no tensor {key}; it was changed, or is of another version")
             parts[part][name] = value
-        checkpoint.fill(self.model, parts["model"], file)
+        for part in ("best", "model"):  # both must fit
+            checkpoint.fill(self.model, parts[part], file)
         self.best = (parts["best"], _nested(parts["best_adam"]))
         self.moments, self.state = _nested(parts["adam"]), state
+        shapes = {name: p.shape for name, p in self.model.named_parameters()}
+        for name, moments in [*self.moments.items(), *self.best[1].items()]:
+            wrong = name not in shapes or set(moments) != set(MOMENTS)
+            if wrong or any(moments[kind].shape != shapes[name] for kind in MOMENTS[1:]):
+                raise CheckpointError(f"{file}: the moments of {name} do not fit the model; the files were changed")
         self._read_metrics()
+
+    def _objective(self) -> dict[str, Any]:
+        return {"class": type(self.objective).__name__, "config": self.objective.config}
 
     def _say(self, stage: dict[str, Any]) -> None:
         if not self.show:
@@ -477,7 +512,8 @@ class _Run:
         by = f", loss {grown['loss_before']:.4g} -> {grown['loss_after']:.4g} by growth" if grown else ""
         Console().print(
             f"stage {stage['stage']}: {stage['modules']} modules, {stage['parameters']:,} parameters{by}, "
-            f"validation loss {stage['validation_loss']:.4g}, {self.state.epoch} epochs, {stage['seconds']:.1f} s"
+            f"validation loss {stage['validation_loss']:.4g}, {self.state.epoch} epochs, {stage['seconds']:.1f} s",
+            soft_wrap=True,  # one line
         )
 
 
@@ -546,6 +582,9 @@ class _Bar(RichProgressBar):
         return (
             f"stage {state.stage}, {self.run.model.num_modules} modules, epoch {state.epoch + 1}/{self.run.plan.epochs}"
         )
+
+    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
 
 
 class _Data:
@@ -630,10 +669,10 @@ def derive(*numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
 
 
-def _connect(device: torch.device | str | None) -> None:
+def _connect(wish: torch.device | str | None) -> None:
     """Join the other processes, if torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _connected():
-        gpu = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
+        gpu = torch.cuda.is_available() if wish is None else torch.device(wish).type == "cuda"
         if gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group("nccl" if gpu else "gloo")
@@ -648,9 +687,9 @@ def _nodes() -> int:
 
 
 def _device(wish: torch.device | str | None) -> torch.device:
-    if wish is not None:
+    if wish is not None and torch.device(wish) != torch.device("cuda"):
         return torch.device(wish)
-    if torch.cuda.is_available():
+    if wish is not None or torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

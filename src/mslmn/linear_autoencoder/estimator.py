@@ -240,6 +240,13 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         """
         checks.choice("states", states, ("last", "all"))
         check_is_fitted(self)
+        sums, longest, device = self._errors(X, states)
+        wrong, whole = sums[:longest].to(device).unbind(1)
+        return _giver(are_torch(X))((wrong / whole).sqrt())
+
+    @torch.no_grad()
+    def _errors(self, X: Any, states: str) -> tuple[Tensor, int, torch.device]:
+        """The two sums of each lag (horizon, 2), on the CPU; the longest of X; where its numbers are."""
         sums = torch.zeros(self.horizon_, 2, dtype=torch.float64)
         longest, device = 0, sums.device
         for _, buckets, A, B in self._read(X):
@@ -254,8 +261,7 @@ class LinearAutoencoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                     found = lags.errors_everywhere(bucket, scan.encode(bucket.x, A, B), D)
                 sums[:steps] += found.cpu()
                 device = found.device
-        wrong, whole = sums[:longest].to(device).unbind(1)
-        return _giver(are_torch(X))((wrong / whole).sqrt())
+        return sums, longest, device
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
