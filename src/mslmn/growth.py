@@ -169,11 +169,9 @@ class _Hidden:
         return self.kept[cell] if self.stored else _Again(lambda: (batch[cell] for batch in self._batches()))
 
     def _batches(self) -> Iterator[list[list[Tensor]]]:
+        backward = range(1, len(self.layer.cells), 2) if self.layer.bidirectional else ()
         for input, _ in self.batches:
-            yield [
-                subsample(h, input, self.k, bool(i % self.layer.num_directions))
-                for i, h in enumerate(self.layer.hidden_states(input))
-            ]
+            yield [subsample(h, input, self.k, i in backward) for i, h in enumerate(self.layer.hidden_states(input))]
 
 
 class _Again:

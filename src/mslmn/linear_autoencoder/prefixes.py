@@ -150,7 +150,7 @@ def adjoint(bucket: Bucket, Y: Tensor, total: Tensor) -> None:
     for pieces, part in cut(bucket, h, b):
         rows = pieces.steps - pieces.horizon + 1  # of every piece
         if laid is Y:
-            laid = pad(Y, (0, 0, 0, -T % rows)).view(-1, rows, b)  # (n * pieces, rows, b)
+            laid = pad(Y, (0, 0, 0, -(-T // rows) * rows - T)).view(-1, rows, b)  # (n * pieces, rows, b)
         result.add(pieces, pieces.correlate(laid[part].transpose(0, 1)))
     result.result()
 

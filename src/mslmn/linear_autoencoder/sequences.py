@@ -269,7 +269,7 @@ def _tensor(x: Any, index: int) -> Tensor:
         raise TypeError(f"sequence {index} must hold real numbers, got {array.dtype}; convert it with astype(float)")
     if array.dtype not in (np.float64, np.float32):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
-    if not array.dtype.isnative or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+    if not array.dtype.isnative or any(s < 0 or s // array.itemsize * array.itemsize != s for s in array.strides):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")  # what torch can share
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # it is only read
