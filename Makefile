@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -DMSLMN_POISON -g
 
-.PHONY: help install test lint types unit soak sanitize format clean
+.PHONY: help install test lint types unit examples soak sanitize format clean
 help:    ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
@@ -27,6 +27,10 @@ types: install  ## mypy, strict
 
 unit: install  ## pytest, on every core
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
+
+examples: install  ## run the examples: a memorised photograph (memorise.png), a network that grows
+	$(BIN)/python examples/memorise.py
+	$(BIN)/python examples/grow_by_hand.py
 
 soak: install  ## kill an incremental run 20 times, resume it, compare
 	MSLMN_KILLS=20 $(BIN)/python -m pytest -n auto -q tests/test_training.py -k killed

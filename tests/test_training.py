@@ -80,10 +80,11 @@ def test_a_run_trains_grows_and_writes_everything_down(tmp_path):
 
 def test_the_best_weights_come_back():
     result = run(grow="never", epochs=12, learning_rate=0.3)
-    from mslmn.training import _Data, assess
+    from mslmn.growth import evaluate
+    from mslmn.training import _Data
 
-    data = _Data(pairs(12, 1), CrossEntropy(), torch.device("cpu"))
-    loss, _ = assess(result.model, data.batches(8), CrossEntropy())
+    data = _Data("", pairs(12, 1), CrossEntropy(), torch.device("cpu"))
+    loss = evaluate(result.model, data.batches(8), CrossEntropy())
     assert loss == pytest.approx(result.best["loss"], abs=1e-6)
     assert result.reason == "trained"
 
@@ -470,6 +471,25 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 def test_wrong_plans_are_named(values, message):
     with pytest.raises(ValueError, match=message):
         Plan(**values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x[:, 0], y), r"training sequence 3 must be \(T, input_size\) .* got \(\d+,\)"),
+        (lambda x, y: (x[:0], y), r"with at least one step, got \(0, 2\); add the missing dimension, or drop it"),
+        (
+            lambda x, y: (x.index_fill(0, torch.tensor(4), torch.nan), y),
+            "training sequence 3 has nan at step 4, feature 0",
+        ),
+        (lambda x, y: (x, y + 7), "class numbers must be between 0 and 1, got 0 to .*; renumber them"),
+    ],
+)
+def test_wrong_sequences_are_named(change, message):
+    data = pairs(8)
+    data[3] = change(*data[3])
+    with pytest.raises(ValueError, match=message):
+        fit(model(), data, pairs(4, 1), CrossEntropy(), plan=Plan(**QUICK), progress=False, device="cpu")
 
 
 def test_no_data_is_an_error():

@@ -22,7 +22,7 @@ from .cells import MSLMNCell, leaks
 from .layers import MSLMN
 from .linear_autoencoder import LinearAutoencoder
 from .model import SequenceModel
-from .objectives import Objective
+from .objectives import Objective, Score
 
 Batches = Iterable[tuple[Any, Any]]  # (input, target), as often as it is iterated
 CUT = 1e-4  # of the least-squares readout: squared singular values below this part of the largest
@@ -81,7 +81,7 @@ def add_module(
     layer = _layer(model)
     checks.choice("readout", readout, ("auto", "zeros"))
     start = time.perf_counter()
-    with _evaluation(model):
+    with evaluation(model):
         hidden = _Hidden(layer, batches, layer.num_modules + 1, range(len(layer.cells)), max_memory)
         fits = [_fit(hidden, cell, layer, horizon, random_state) for cell in range(len(layer.cells))]
         before = evaluate(model, batches, objective)
@@ -111,7 +111,7 @@ def initialise(
             f"only a model with one module can be initialised, this has {layer.num_modules}; use add_module"
         )
     start = time.perf_counter()
-    with _evaluation(model):
+    with evaluation(model):
         before = evaluate(model, batches, objective)
         fits = []
         D = layer.num_directions
@@ -128,16 +128,21 @@ def initialise(
 
 
 def evaluate(model: SequenceModel, batches: Batches, objective: Objective) -> float:
-    """The mean loss over all batches of all processes; of no data, an error."""
-    sums = torch.zeros(2, dtype=torch.float64)
-    with _evaluation(model):
+    """The mean loss over all batches of all processes."""
+    return means(model, batches, objective.loss)[0]
+
+
+def means(model: SequenceModel, batches: Batches, *measures: Callable[[Any, Any], Score]) -> list[float]:
+    """The mean of each measure of outputs and targets over all batches of all processes; of no data, an error."""
+    sums = torch.zeros(len(measures), 2, dtype=torch.float64)
+    with evaluation(model):
         for input, target in batches:
-            score = objective.loss(model(input), target)
-            sums += torch.stack([score.total, score.items]).double().cpu()
-    total, items = _all_reduce(sums).tolist()
-    if not items:
+            output = model(input)
+            sums += torch.stack([torch.stack(measure(output, target)) for measure in measures]).double().cpu()
+    total, items = all_reduce(sums).unbind(1)
+    if not items.all():
         raise ValueError("there is no data: the batches are empty, or can be iterated only once; pass a list")
-    return float(total / items)
+    return [float(mean) for mean in (total / items).tolist()]
 
 
 class _Hidden:
@@ -156,7 +161,7 @@ class _Hidden:
                     self.kept[i] += batch[i]
                 else:
                     self.kept[i].clear()
-        steps, exceeded = _all_reduce(torch.tensor([self.steps, not self.stored], dtype=torch.float64)).tolist()
+        steps, exceeded = all_reduce(torch.tensor([self.steps, not self.stored], dtype=torch.float64)).tolist()
         self.steps, self.stored = int(steps), not exceeded  # in all processes, or in none
         if not self.steps:
             raise ValueError(
@@ -213,7 +218,7 @@ def _fit(
         autoencoder.fit(hidden.of(cell))
     A, B = (torch.as_tensor(X).clone() for X in (autoencoder.A_, autoencoder.B_))  # arrays, of an empty share
     r = autoencoder.n_components_
-    wrong, whole = _all_reduce(autoencoder._errors(hidden.of(cell), "last")[0]).unbind(1)
+    wrong, whole = all_reduce(autoencoder._errors(hidden.of(cell), "last")[0]).unbind(1)
     lags = int(whole.count_nonzero())  # no sequence of any process has more
     error = (wrong[:lags] / whole[:lags]).sqrt().tolist()
     if r < M:  # units that are zero would never get a gradient
@@ -269,7 +274,7 @@ def _least_squares(model: SequenceModel, batches: Batches) -> None:
     sums = torch.zeros(size, size + O, dtype=torch.float64, device=like.device)
     if G is not None and C is not None:
         sums += torch.cat([G, C], 1)
-    _all_reduce(sums)
+    all_reduce(sums)
     solution = (torch.linalg.pinv(sums[:, :size], hermitian=True, rtol=CUT) @ sums[:, size:]).T  # (O, size)
     model.readout.set(solution[:, :width].to(like), solution[:, width].to(like) if size > width else None)
 
@@ -280,7 +285,7 @@ def _convex(model: SequenceModel, batches: Batches) -> None:
     like = next(model.parameters())
     x = torch.cat([x for x, _ in pairs]) if pairs else like.new_zeros(0, model.readout.weight.shape[1]).double()
     y = torch.cat([y for _, y in pairs]) if pairs else torch.zeros(0, dtype=torch.int64, device=like.device)
-    count = _all_reduce(torch.tensor([float(len(x))], dtype=torch.float64)).item()
+    count = all_reduce(torch.tensor([float(len(x))], dtype=torch.float64)).item()
     bias = model.readout.b_y
     W = torch.cat([model.readout.weight, (like.new_zeros(model.output_size) if bias is None else bias)[:, None]], 1)
     W = W.detach().double().requires_grad_()
@@ -291,7 +296,7 @@ def _convex(model: SequenceModel, batches: Batches) -> None:
         offset = 0 if bias is None else W[:, -1]
         loss = F.cross_entropy(x @ W[:, :-1].T + offset, y, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, W)
-        sums = _all_reduce(torch.cat([gradient.flatten(), loss.detach()[None]]))
+        sums = all_reduce(torch.cat([gradient.flatten(), loss.detach()[None]]))
         W.grad = sums[:-1].view_as(W) / count + RIDGE * W.detach()
         return sums[-1] / count + RIDGE / 2 * W.detach().square().sum()
 
@@ -322,7 +327,7 @@ def _layer(model: SequenceModel) -> MSLMN:
 
 
 @contextmanager
-def _evaluation(model: SequenceModel) -> Iterator[None]:
+def evaluation(model: SequenceModel) -> Iterator[None]:
     """Without gradients and dropout; the modes of all parts as they were afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -334,7 +339,7 @@ def _evaluation(model: SequenceModel) -> Iterator[None]:
             module.training = training
 
 
-def _all_reduce(value: Tensor) -> Tensor:
+def all_reduce(value: Tensor) -> Tensor:
     """In place, the sum over all processes, if there are several."""
     if distributed.is_available() and distributed.is_initialized():
         if distributed.get_backend() == "nccl" and value.device.type == "cpu":

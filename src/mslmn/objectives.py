@@ -141,6 +141,12 @@ class CrossEntropy(Objective):
                 f"targets must be class numbers of shape {tuple(logits.shape[:-1])}, got {classes.dtype} "
                 f"{tuple(classes.shape)}; one number for each row of the output"
             )
+        O = logits.shape[-1]
+        if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < O:
+            raise ValueError(
+                f"class numbers must be between 0 and {O - 1}, got {int(classes.min())} to {int(classes.max())}; "
+                "renumber them, or give the model more outputs"
+            )
         return logits.flatten(0, -2), classes.flatten()
 
 

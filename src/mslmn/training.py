@@ -174,8 +174,8 @@ class _Run:
         self.temporary = temporary
         self.writes = self.rank == 0 or temporary  # each process has its own temporary folder
         self.show = progress and self.rank == 0
-        self.train = _Data(train, objective, self.device)
-        self.validation = _Data(validation, objective, self.device)
+        self.train = _Data("training", train, objective, self.device)
+        self.validation = _Data("validation", validation, objective, self.device)
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
         self.state = Progress()
@@ -237,7 +237,7 @@ class _Run:
 
     def _validate(self) -> tuple[float, float]:
         batches = self.validation.batches(self.plan.batch_size, self.rank, self.world)
-        loss, metric = assess(self.model, batches, self.objective)
+        loss, metric = growth.means(self.model, batches, self.objective.loss, self.objective.metric)
         if not math.isfinite(loss):
             self.diverged(f"the validation loss is {loss}")
         return loss, metric
@@ -356,7 +356,7 @@ class _Run:
         worth = [i for i in range(len(losses)) if losses[i] < min(losses[:i], default=math.inf) - plan.min_gain]
         if len(losses) - 1 - worth[-1] >= plan.growth_patience:
             return f"the validation loss was not lowered beyond {state.stages[worth[-1]]['modules']} modules"
-        longest = max(len(x) for x, _ in self.train.pairs)
+        longest = self.train.longest
         most = min(plan.max_modules or clock.MAX_MODULES, clock.num_modules(longest))
         if self.model.num_modules >= most:
             return f"{most} modules, as many as planned or as {longest} steps can use"
@@ -397,8 +397,8 @@ class _Run:
         kept = not self.temporary and (self.folder / "run.json").exists()
         raise Diverged(
             f"{what} in epoch {self.state.epoch + 1} of stage {self.state.stage}; "
-            + (f"the checkpoint of the epoch before is in {self.folder}. " if kept else "")
-            + "Lower learning_rate or clip, or look for extreme values in the data"
+            + (f"the checkpoint of the epoch before is in {self.folder}. Lower " if kept else "lower ")
+            + "learning_rate or clip, or look for extreme values in the data"
         )
 
     # the run folder
@@ -552,7 +552,7 @@ class _Module(pl.LightningModule):
         (run,) = self.run
         input, target, weight = batch
         score = run.objective.loss(self.model(input), target)
-        sums = growth._all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
+        sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
         if not torch.isfinite(sums).all():
             run.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
         self.total += sums.cpu()
@@ -590,8 +590,9 @@ class _Bar(RichProgressBar):
 class _Data:
     """Sequences with their targets, and batches of them."""
 
-    def __init__(self, pairs: Pairs, objective: Objective, device: torch.device) -> None:
+    def __init__(self, name: str, pairs: Pairs, objective: Objective, device: torch.device) -> None:
         self.pairs, self.objective, self.device = pairs, objective, device
+        self.longest = max(len(_checked(name, i, pairs[i][0])) for i in range(len(pairs)))
 
     def batches(self, size: int, rank: int = 0, world: int = 1) -> "_Batches":
         indices = list(range(rank, len(self.pairs), world))
@@ -604,6 +605,23 @@ class _Data:
         if isinstance(target, list):
             return input, [t.to(self.device) for t in target]
         return input, target.to(self.device)
+
+
+def _checked(name: str, index: int, x: Any) -> Tensor:
+    """A sequence that can be trained on, or an error that names it."""
+    tensor = torch.as_tensor(x)
+    if tensor.dim() != 2 or not len(tensor):
+        raise ValueError(
+            f"{name} sequence {index} must be (T, input_size) with at least one step, got {tuple(tensor.shape)}; "
+            "add the missing dimension, or drop it"
+        )
+    if not torch.isfinite(tensor).all():
+        step, feature = (~torch.isfinite(tensor)).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} sequence {index} has {tensor[step, feature].item()} at step {step}, feature {feature}; "
+            "drop the sequence, or fill the gap"
+        )
+    return tensor
 
 
 class _Batches:
@@ -650,18 +668,6 @@ class _EpochLoader:
             x = torch.as_tensor(self.run.train.pairs[i][0])
             noise.append(torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype))
         return input.data + self.run.plan.noise * pack_sequence(noise, enforce_sorted=False).data.to(input.data)
-
-
-def assess(model: SequenceModel, batches: Any, objective: Objective) -> tuple[float, float]:
-    """Mean loss and metric over all batches of all processes."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    with growth._evaluation(model):
-        for input, target in batches:
-            output = model(input)
-            scores = (*objective.loss(output, target), *objective.metric(output, target))
-            sums += torch.stack([value.double() for value in scores]).cpu()
-    loss, items, metric, counted = growth._all_reduce(sums).tolist()
-    return loss / items, metric / counted
 
 
 def derive(*numbers: int) -> int:
