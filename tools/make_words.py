@@ -6,9 +6,9 @@ Needs Debian's speech synthesisers, in these versions for the same samples:
     pip install -e '.[experiments]'
     python tools/make_words.py
 
-One FLAC file for each voice, 16 kHz, with the words one after the other, and words.csv, which says where each begins and
-ends. Prints a checksum for each voice, and how far the voices are apart: the accuracy of the nearest neighbour by dynamic
-time warping, each voice recognised by the other six. Seven speakers of TIMIT's own SA sentences give 0.94.
+One FLAC file for each voice, 16 kHz, with the words one after the other, and words.csv, which says where each begins
+and ends. Prints a checksum for each voice, and how far the voices are apart: the accuracy of the nearest neighbour by
+dynamic time warping, each voice recognised by the other six. Seven speakers of TIMIT's own SA sentences give 0.94.
 """
 
 import argparse

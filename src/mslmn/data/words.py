@@ -1,7 +1,7 @@
 """Spoken words: clips -> MFCC sequences with classes, split into training and test speakers.
 
-Five of seven speakers' examples of each word train, two test. Where the same speakers say every word, as in the package's
-own clips, whole speakers are held out.
+Five of seven speakers' examples of each word train, two test. Where the same speakers say every word, as in the clips
+of the package, whole speakers are held out.
 """
 
 import csv
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import audio, timit
+from . import audio, store, timit
 from .audio import Clip
 
 COMMON_SUFFIX = {  # word -> its class of the paper, by suffix
@@ -32,8 +32,8 @@ COMMON_SUFFIX = {  # word -> its class of the paper, by suffix
     for word in words
 }
 SPEAKERS, TEST_SPEAKERS = 7, 2  # the paper's
-# Who tests, of a word's seven speakers in the order of their names: the first split is the published one, the others are
-# there to compare over. Each speaker tests two or three times.
+# Who tests, of a word's seven speakers in the order of their names: the first split is the published one, the others
+# are there to compare over. Each speaker tests two or three times.
 SPLITS = ((1, 6), (0, 2), (3, 4), (0, 5), (2, 6), (1, 3), (4, 5), (0, 6), (1, 2), (3, 5))
 Pair = tuple[Tensor, Tensor]  # (T, 13) and the class
 
@@ -87,7 +87,9 @@ def word_list(path: str | Path) -> list[str]:
     try:
         words = Path(path).read_text().split()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a list of words ({error}); pass a text file, a word a line") from None
+        raise ValueError(
+            f"{path} cannot be read as a list of words ({error}); pass a text file, a word a line"
+        ) from None
     repeated = sorted({word for word in words if words.count(word) > 1})
     if len(words) < 2 or repeated:
         found = f"{', '.join(repeated)} repeated" if repeated else f"{len(words)} words"
@@ -107,6 +109,40 @@ def prepare(clips: Sequence[Clip], classes: Sequence[str], name: str) -> Words:
         list(classes),
         [known.index(COMMON_SUFFIX[word]) if word in COMMON_SUFFIX else -1 for word in classes],
     )
+
+
+def labels(words: Words) -> store.Arrays:
+    """What the classes are called, and which suffix they have."""
+    return {"names": np.array(words.classes), "suffixes": np.array(words.suffixes)}
+
+
+def keep(path: Path, words: Words) -> Path:
+    """Write the words to a file that bare machines can train from; if there is one, it must be the same."""
+    arrays = labels(words) | {
+        "name": np.array(words.name),
+        "features": np.concatenate(words.features),
+        "lengths": np.array([len(x) for x in words.features]),
+        "labels": np.array(words.labels),
+        "speakers": np.array(words.speakers),
+    }
+    return store.keep(path, arrays)
+
+
+def load(path: str | Path) -> Words:
+    """What `keep` wrote."""
+    stored = store.load(path)
+    try:
+        ends = stored["lengths"].cumsum()
+        return Words(
+            str(stored["name"]),
+            np.split(stored["features"], ends[:-1]),
+            stored["labels"].tolist(),
+            stored["speakers"].tolist(),
+            stored["names"].tolist(),
+            stored["suffixes"].tolist(),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path} has no {error}, so it is not prepared words; make it with mslmn prepare") from None
 
 
 def held_out(speakers: int, split: int) -> list[int]:

@@ -30,6 +30,7 @@ class Settings:
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: str = "constant"
+    clip: float = 1.0
     batch_size: int = 1
     epochs: int = 1000  # passes over the training data; of each stage, where the model grows
 
@@ -55,6 +56,7 @@ class Settings:
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             schedule=self.schedule,
+            clip=self.clip,
             batch_size=self.batch_size,
             passes=passes,
             epochs=max(1, self.epochs // passes),

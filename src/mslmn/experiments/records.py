@@ -1,15 +1,14 @@
 """What a run found, on disk: result.json, and arrays.npz with what figures need, in the folder of the run."""
 
 import json
-import zipfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import write_text
+from ..data import store
 
 RESULT, ARRAYS = "result.json", "arrays.npz"
 
@@ -49,18 +48,14 @@ class Record:
         if not path.exists():
             return {}
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                return dict(stored)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
-            raise RecordError(f"{path} is damaged ({error}); delete its folder and run again") from None
+            return store.load(path)
+        except ValueError:
+            raise RecordError(f"{path} is damaged; delete its folder and run again") from None
 
 
 def write(record: Record, arrays: dict[str, NDArray[Any]]) -> None:
     """Both files, the JSON last: a run with a result is done."""
-    temporary = record.folder / (ARRAYS + ".tmp")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    temporary.replace(record.folder / ARRAYS)
+    store.save(record.folder / ARRAYS, arrays)
     values = {name: value for name, value in asdict(record).items() if name != "folder"}
     write_text(record.folder / RESULT, json.dumps(values, indent=1))
 
