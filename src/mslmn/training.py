@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -268,7 +269,6 @@ class _Run:
             num_nodes=_nodes() if self.world > 1 else 1,
             strategy="ddp" if self.world > 1 else "auto",
             max_epochs=self.plan.epochs - self.state.epoch,
-            gradient_clip_val=self.plan.clip,
             callbacks=[_Bar(self)] if self.show else [],
             enable_progress_bar=self.show,
             logger=self._loggers(),
@@ -530,6 +530,7 @@ class _Module(pl.LightningModule):
 
     def __init__(self, run: _Run) -> None:
         super().__init__()
+        self.automatic_optimization = False  # lightning's own wraps every step in a dozen calls, and a step is short
         self.model = run.model
         self.run = [run]  # in a list: no part of this module
         self.loader = _EpochLoader(run)
@@ -554,13 +555,15 @@ class _Module(pl.LightningModule):
         (run,) = self.run
         run._seed(run.state.epoch)
         if run.plan.schedule == "cosine":
-            adam: Any = self.optimizers(use_pl_optimizer=False)
             turn = math.pi * run.state.epoch / run.plan.epochs
-            adam.param_groups[0]["lr"] = run.plan.learning_rate * (1 + math.cos(turn)) / 2
+            self.adam.param_groups[0]["lr"] = run.plan.learning_rate * (1 + math.cos(turn)) / 2
         self.total.zero_()
         self.began = time.perf_counter()
 
-    def training_step(self, batch: tuple[Any, Any, float], index: int) -> Tensor:
+    def on_train_start(self) -> None:
+        self.adam: Any = self.optimizers(use_pl_optimizer=False)
+
+    def training_step(self, batch: tuple[Any, Any, float], index: int) -> None:
         (run,) = self.run
         input, target, weight = batch
         score = run.objective.loss(self.model(input), target)
@@ -568,13 +571,15 @@ class _Module(pl.LightningModule):
         if not torch.isfinite(sums).all():
             run.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
         self.total += sums.cpu()
-        return score.total * (weight * run.world / sums[1].item())  # lightning averages gradients over processes
+        self.adam.zero_grad()
+        self.manual_backward(score.total * (weight * run.world / sums[1].item()))  # processes' gradients are averaged
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.plan.clip)
+        self.adam.step()
 
     def on_train_epoch_end(self) -> None:
         (run,) = self.run
-        adam: Any = self.optimizers(use_pl_optimizer=False)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        run.moments = {names[p]: _copy({k: s[k] for k in MOMENTS}) for p, s in adam.state.items()}
+        run.moments = {names[p]: _copy({k: s[k] for k in MOMENTS}) for p, s in self.adam.state.items()}
         train_loss = (self.total[0] / self.total[1]).item()
         run.epoch_done(train_loss, time.perf_counter() - self.began)
         record = run.history[-1]
@@ -610,8 +615,10 @@ class _Data:
         indices = list(range(rank, len(self.pairs), world))
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
-    def collate(self, indices: Sequence[int]) -> tuple[PackedSequence, Any]:
+    def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
         xs = [torch.as_tensor(self.pairs[i][0]) for i in indices]
+        if noise:
+            xs = [x + noise * _normal(x, seed, i) for x, i in zip(xs, indices, strict=True)]
         target = self.objective.collate([self.pairs[i][1] for i in indices])
         input = _pack(xs).to(self.device)  # type: ignore[arg-type]
         if isinstance(target, list):
@@ -671,9 +678,7 @@ class _EpochLoader:
         for start in range(0, len(order), plan.batch_size):
             batch = order[start : start + plan.batch_size]
             mine = batch[run.rank :: run.world]
-            input, target = run.train.collate(mine or batch[:1])
-            if plan.noise:
-                input = PackedSequence(self._noisy(input, mine or batch[:1], seed), *input[1:])
+            input, target = run.train.collate(mine or batch[:1], plan.noise, seed)
             yield input, target, float(bool(mine))
 
     def _order(self, generator: torch.Generator) -> list[int]:
@@ -689,14 +694,11 @@ class _EpochLoader:
             seen[label] += 1
         return sorted(order, key=rank.__getitem__)
 
-    def _noisy(self, input: PackedSequence, indices: list[int], seed: int) -> Tensor:
-        """Each sequence its own noise, whichever process and batch it is in."""
-        noise = []
-        for i in indices:
-            generator = torch.Generator().manual_seed(derive(seed, i))
-            x = torch.as_tensor(self.run.train.pairs[i][0])
-            noise.append(torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype))
-        return input.data + self.run.plan.noise * pack_sequence(noise, enforce_sorted=False).data.to(input.data)
+
+def _normal(x: Tensor, seed: int, index: int) -> Tensor:
+    """Random numbers of a sequence, the same whichever process and batch it is in."""
+    stream = np.random.Generator(np.random.Philox(key=seed, counter=index << 128))
+    return torch.from_numpy(stream.standard_normal(x.shape)).to(x)
 
 
 def derive(*numbers: int) -> int:

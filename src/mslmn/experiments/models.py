@@ -27,6 +27,9 @@ class Settings:
     init: str = "xavier"
     learn_initial_state: bool = False
     norm: str | None = None
+    first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
+    readout: str = "auto"
+    horizon: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: str = "constant"
@@ -62,6 +65,9 @@ class Settings:
             epochs=max(1, self.epochs // passes),
             patience=10**6,  # the number of epochs is chosen beforehand, as in the paper
             grow="epochs" if model == INCREMENTAL else "never",
+            first_module=self.first_module,
+            readout=self.readout,
+            horizon=self.horizon,
             growth_patience=self.modules,  # no module is the last because it did not help at once
             max_modules=self.modules,
             seed=seed,
