@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ..checkpoint import write_text
 
 RESULT, ARRAYS = "result.json", "arrays.npz"
+KINDS = {"case": dict, "sizes": dict, "settings": dict, "history": list, "value": float | int, "seconds": float | int}
 
 
 class RecordError(ValueError):
@@ -49,9 +51,9 @@ class Record:
         if not path.exists():
             return {}
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return dict(stored)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, TypeError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise RecordError(f"{path} is damaged ({error}); delete its folder and run again") from None
 
 
@@ -72,6 +74,9 @@ def read(folder: Path) -> Record:
         missing = {f.name for f in fields(Record)} - {"folder"} - set(values)
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} missing")
+        wrong = [name for name, kind in KINDS.items() if not isinstance(values[name], kind)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} of the wrong type")
         return Record(**values, folder=folder)
     except (ValueError, TypeError, OSError) as error:
         raise RecordError(f"{path} is damaged ({error}); delete its folder and run again") from None

@@ -8,12 +8,9 @@ from rich.text import Text
 
 from ..checkpoint import write_text
 from ..experiments import records
-from . import formats
-from .figures import figures
-from .findings import duration, effort, findings
-from .page import Section, page
+from . import figures, findings, formats, page, tables
+from .page import Section
 from .runs import CASES, Runs, group
-from .tables import tables
 
 TITLES = {"generation": "Sequence generation", "words": "Spoken words with common suffixes"}
 TASKS = {
@@ -36,7 +33,7 @@ def write(folder: Path, console: Console) -> Path:
     html = folder / "report.html"
     write_text(folder / "report.json", _json(groups, sections))
     write_text(folder / "report.md", _markdown(sections, lead))
-    write_text(html, page(sections, lead))
+    write_text(html, page.page(sections, lead))
     _print(sections, lead, console)
     return html
 
@@ -53,10 +50,10 @@ def _section(runs: Runs, groups: list[Runs]) -> Section:
     return Section(
         name=name,
         title=title,
-        facts={"task": TASKS[runs.experiment], "data": runs.data, "preset": runs.preset, "run": effort(runs)},
-        findings=findings(runs),
-        tables=tables(runs),
-        pictures=figures(runs, name),
+        facts={"task": TASKS[runs.experiment], "data": runs.data, "preset": runs.preset, "runs": findings.effort(runs)},
+        findings=findings.findings(runs),
+        tables=tables.tables(runs),
+        pictures=figures.figures(runs, name),
     )
 
 
@@ -67,8 +64,8 @@ def _lead(found: list[records.Record], groups: list[Runs]) -> str:
     text = (
         f"Recurrent networks with memories of many speeds, trained again and set beside the numbers of the paper that "
         f"proposed them: {names}. {len(shown):,} training run{'s' * (len(shown) != 1)} took "
-        f"{duration(sum(record.seconds for record in shown))} in all. Columns marked ours are of these runs; columns "
-        "marked paper are the published numbers, on the paper's data."
+        f"{findings.duration(sum(record.seconds for record in shown))} in all. Columns marked ours are of these runs; "
+        "columns marked paper are the published numbers, on the paper's data."
     )
     return text + (f" Not shown: results of {', '.join(others)}." if others else "")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..experiments.records import ARRAYS, Record, RecordError
-from .runs import array
+from .arrays import damaged, load
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,17 @@ def confusion(records: Sequence[Record]) -> Confusion | None:
     names: list[str] = []
     suffixes: list[int] = []
     for record in records:
-        found = {name: array(record, name, 1) for name in ("expected", "predicted", "names", "suffixes")}
-        expected, predicted, words, groups = found.values()
-        if expected is None or predicted is None or words is None or groups is None:
+        found = load(record, expected=1, predicted=1, names=1, suffixes=1)
+        if found is None:
             continue
-        counts = _count(record, expected, predicted, len(words))
+        words, groups = found[2].astype(str).tolist(), found[3].tolist()
+        counts = _count(record, found[0], found[1], len(words))
         if len(groups) != len(words):
-            raise _damaged(record, f"{len(words)} words, {len(groups)} suffixes")
+            raise damaged(record, f"{len(words)} words, {len(groups)} suffixes")
         if total is None:
-            names, suffixes, total = words.astype(str).tolist(), groups.tolist(), np.zeros_like(counts)
-        if words.astype(str).tolist() != names or groups.tolist() != suffixes:
-            raise RecordError(
-                f"{record.folder / ARRAYS} has other words than {records[0].folder}; "
-                "report on runs of the same data only"
-            )
+            names, suffixes, total = words, groups, np.zeros_like(counts)
+        if (words, groups) != (names, suffixes):
+            raise RecordError(f"{record.folder / ARRAYS} has other words than the runs before; report on one data set")
         total += counts
     if total is None or not total.any():
         return None
@@ -99,12 +96,8 @@ def confusion(records: Sequence[Record]) -> Confusion | None:
 
 def _count(record: Record, expected: NDArray[Any], predicted: NDArray[Any], classes: int) -> NDArray[np.int64]:
     counts = np.zeros((classes, classes), dtype=np.int64)
-    try:
-        np.add.at(counts, (expected, predicted), 1)
-    except (IndexError, ValueError) as error:
-        raise _damaged(record, str(error)) from None
+    answers = np.concatenate([expected, predicted])
+    if len(expected) != len(predicted) or not np.isin(answers, np.arange(classes)).all():
+        raise damaged(record, f"expected and predicted must be as many, and numbers of {classes} words")
+    np.add.at(counts, (expected.astype(int), predicted.astype(int)), 1)
     return counts
-
-
-def _damaged(record: Record, why: str) -> RecordError:
-    return RecordError(f"{record.folder / ARRAYS} is damaged ({why}); delete its folder and run again")

@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 
 from ..experiments import paper
-from . import confusion
 from .runs import Runs, value
 from .statistics import interval
 from .tables import MILLI, PERCENT, ratio, significant, split_differences, split_means
@@ -23,9 +22,10 @@ def effort(runs: Runs) -> str:
     name = runs.case_name
     cases = f"{name} {runs.cases[0]:,}" if len(runs.cases) == 1 else f"{len(runs.cases)} {name}s"
     seconds = sum(record.seconds for record in runs.records)
+    complete = len(runs.records) == len(runs.models) * len(runs.cases) * runs.seeds
     return (
         f"{_count(len(runs.records), 'run')}: {_count(len(runs.models), 'model')}, {cases}, "
-        f"{'up to ' if runs.seeds > 1 else ''}{_count(runs.seeds, 'seed')}; {duration(seconds)} of training in all"
+        f"{'' if complete else 'up to '}{_count(runs.seeds, 'seed')}; {duration(seconds)} of training in all"
     )
 
 
@@ -71,7 +71,7 @@ def _words(runs: Runs) -> list[str]:
     published = {model: paper.WORDS[model].accuracy for model in order if model in paper.WORDS}
     if len(published) > 1:
         found += _order([model for model in order if model in published], published, lower=False)
-    errors = confusion.confusion(runs.of(order[0]))
+    errors = runs.confusions.get(order[0])
     if errors and errors.has_suffixes and errors.within + errors.across:
         share = errors.within / (errors.within + errors.across)
         found.append(
@@ -86,7 +86,7 @@ def _difference(runs: Runs, first: str, second: str) -> str:
     if len(differences) < 2:
         return ""
     mean, low, high = interval(differences, ratio(runs))
-    sure = "within what splits differ by" if low <= 0 <= high else "more than splits differ by"
+    sure = "not a clear difference" if low <= 0 <= high else "a clear difference"
     return (
         f"{first} is {abs(mean):.1f} points {'above' if mean >= 0 else 'below'} {second} on the same splits "
         f"(95 % interval {low:+.1f} to {high:+.1f}): {sure}."

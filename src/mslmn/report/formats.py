@@ -30,7 +30,7 @@ def to_rich(table: Table) -> RichTable:
         found.add_column(Text(heading(column, "\n")), justify="right" if column.number else "left")
     for i, row in enumerate(table.rows):
         found.add_row(
-            *(Text(clean(cell.text), style="bold" if table.is_best(i, j) else "") for j, cell in enumerate(row))
+            *(Text(clean(table.text(i, j)), style="bold" if table.is_best(i, j) else "") for j in range(len(row)))
         )
     return found
 
@@ -45,7 +45,7 @@ def to_markdown(table: Table) -> str:
     lines = [[escape(heading(column, ", ")) for column in table.columns]]
     lines.append([":--" if not column.number else "--:" for column in table.columns])
     for i, row in enumerate(table.rows):
-        cells = [escape(cell.text) for cell in row]
+        cells = [escape(table.text(i, j)) for j in range(len(row))]
         lines.append([f"**{cell}**" if table.is_best(i, j) else cell for j, cell in enumerate(cells)])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"### {escape(table.title)}\n\n{body}\n\n{escape(table.caption)}\n"

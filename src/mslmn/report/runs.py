@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ..experiments import paper
-from ..experiments.records import ARRAYS, RESULT, Record, RecordError
+from ..experiments.records import RESULT, Record, RecordError
+from .confusion import Confusion, confusion
 
 CASES = {"generation": "budget", "words": "split"}  # what tells the cases of an experiment apart
 MODELS: dict[str, list[str]] = {"generation": list(paper.GENERATION), "words": list(paper.WORDS)}
@@ -46,6 +46,12 @@ class Runs:
     def seeds(self) -> int:
         """The most that one model has in one case."""
         return max(len(self.of(model, one)) for model in self.models for one in self.cases)
+
+    @cached_property
+    def confusions(self) -> dict[str, Confusion]:
+        """Of the models whose runs left predictions, over all cases and seeds."""
+        found = {model: confusion(self.of(model)) for model in self.models}
+        return {model: matrix for model, matrix in found.items() if matrix is not None}
 
     def of(self, model: str, one: int | None = None) -> list[Record]:
         """Those of a model, in one case or in all."""
@@ -88,14 +94,3 @@ def case(record: Record) -> int:
 def value(record: Record) -> float:
     """What the run found; a training that diverged has an infinite error."""
     return math.inf if math.isnan(record.value) else record.value
-
-
-def array(record: Record, name: str, dimensions: int) -> NDArray[Any] | None:
-    """One array of a run, or None if the run left none."""
-    found = record.arrays().get(name)
-    if found is not None and found.ndim != dimensions:
-        raise RecordError(
-            f"{record.folder / ARRAYS} is damaged ({name} has {found.ndim} dimensions instead of {dimensions}); "
-            "delete its folder and run again"
-        )
-    return found

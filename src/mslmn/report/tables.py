@@ -9,7 +9,6 @@ import numpy as np
 
 from ..experiments import paper
 from ..experiments.records import Record
-from . import confusion
 from .runs import Runs, case, value
 from .statistics import Interval, interval
 
@@ -35,6 +34,7 @@ class Column:
     name: str
     source: str = ""  # "ours" or "paper" where both appear
     number: bool = True
+    grouped: bool = False  # said once for the rows that share it
     better: Callable[[Sequence[float]], float] | None = None  # min or max
 
 
@@ -45,6 +45,13 @@ class Table:
     caption: str
     columns: list[Column]
     rows: list[list[Cell]]
+
+    def starts_group(self, row: int) -> bool:
+        return row == 0 or not self.columns[0].grouped or self.rows[row][0].text != self.rows[row - 1][0].text
+
+    def text(self, row: int, column: int) -> str:
+        """What to show: nothing where the row above has said it."""
+        return "" if column == 0 and not self.starts_group(row) else self.rows[row][column].text
 
     def is_best(self, row: int, column: int) -> bool:
         """Also of those that look the same after rounding; nothing is best of one."""
@@ -82,11 +89,11 @@ def generation_results(runs: Runs) -> Table:
         rows.append(
             [
                 Cell(model, model),
+                nmse(records),
+                _nmse_paper(published.nmse if published else None),
                 _units(records),
                 _span([rate for rate in rates if isinstance(rate, int | float)], lambda rate: f"{rate:g}"),
                 *_effort(records),
-                nmse(records),
-                _nmse_paper(published.nmse if published else None),
             ]
         )
     return Table(
@@ -101,11 +108,11 @@ def generation_results(runs: Runs) -> Table:
         ),
         [
             Column("model", number=False),
+            Column("NMSE, 10^-3", "ours", better=min),
+            Column("NMSE, 10^-3", "paper", better=min),
             Column("units", "ours", number=False),
             Column("learning rate", "ours"),
             *EFFORT,
-            Column("NMSE, 10^-3", "ours", better=min),
-            Column("NMSE, 10^-3", "paper", better=min),
         ],
         rows,
     )
@@ -141,7 +148,7 @@ def generation_sizes(runs: Runs) -> Table:
             if records:
                 units = _paper_units(model, budget)
                 rows.append(
-                    [Cell(f"{budget:,}", budget), Cell(model, model), units, _units(records), _parameters(records)]
+                    [Cell(f"{budget:,}", budget), Cell(model, model), _units(records), units, _parameters(records)]
                 )
     return Table(
         "generation_sizes",
@@ -150,10 +157,10 @@ def generation_sizes(runs: Runs) -> Table:
         f"{paper.GENERATION_MODULES} modules. The paper rounds its numbers of parameters to the budget; ours are exact "
         "and count everything that is trained.",
         [
-            Column("budget"),
+            Column("budget", grouped=True),
             Column("model", number=False),
-            Column("units", "paper", number=False),
             Column("units", "ours", number=False),
+            Column("units", "paper", number=False),
             Column("parameters", "ours"),
         ],
         rows,
@@ -204,11 +211,11 @@ def word_results(runs: Runs) -> Table:
         rows.append(
             [
                 Cell(model, model),
-                _word_units(model),
-                _units(records),
-                *_effort(records),
                 _accuracy([value(record) for record in records]),
                 _accuracy([published.accuracy], published.deviation) if published else Cell(MISSING),
+                _units(records),
+                _word_units(model),
+                *_effort(records),
             ]
         )
     which = "the published split, 0" if split == 0 else f"split {split}; the published one, 0, was not run"
@@ -220,11 +227,11 @@ def word_results(runs: Runs) -> Table:
         "The paper's accuracies are over 5 seeds, on TIMIT.",
         [
             Column("model", number=False),
-            Column("units", "paper", number=False),
-            Column("units", "ours", number=False),
-            *EFFORT,
             Column("accuracy, %", "ours", better=max),
             Column("accuracy, %", "paper", better=max),
+            Column("units", "ours", number=False),
+            Column("units", "paper", number=False),
+            *EFFORT,
         ],
         rows,
     )
@@ -280,7 +287,7 @@ def word_pairs(runs: Runs) -> Table | None:
         "word_pairs",
         "Who is better than whom",
         "Ours: differences in accuracy on the same splits, in points, seeds averaged within a split first. An interval "
-        f"without 0 is a difference that a new split would be expected to confirm. {_interval_note(runs)}",
+        "without 0 is a clear difference. Intervals are computed as those over all splits.",
         [
             Column("models", number=False),
             Column("difference, points"),
@@ -296,9 +303,8 @@ def word_errors(runs: Runs) -> Table | None:
     """None without predictions, or where no two words share a suffix."""
     rows = []
     chance = 0.0
-    for model in runs.models:
-        found = confusion.confusion(runs.of(model))
-        if found is None or not found.has_suffixes:
+    for model, found in runs.confusions.items():
+        if not found.has_suffixes:
             continue
         within, across, chance = found.within, found.across, found.chance
         errors = within + across
