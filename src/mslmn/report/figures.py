@@ -231,8 +231,8 @@ def memories(runs: Runs, prefix: str) -> Picture:
         "What each module remembers",
         f"The memory while {scenes[runs.experiment]}: one strip per module, one line of a strip per unit; red "
         "positive, blue negative, each strip on its own scale. Module k changes every 2^(k-1) steps and holds its "
-        "memory in between: fine grain on top for the details, long blocks at the bottom for what must last. A strip is "
-        "blank until its module fires for the first time.",
+        "memory in between: fine grain on top for the details, long blocks at the bottom for what must last. A strip "
+        "is blank until its module fires for the first time.",
         panels,
         560,
     )

@@ -64,7 +64,7 @@ figure { margin: 0 }
 .panel p { margin: 0 0 .35rem; font-size: .9375rem; line-height: 1.3; display: flex; flex-wrap: wrap; gap: 0 .7rem;
   align-items: baseline }
 .panel b { font-weight: 600 }
-.panel span { color: var(--soft); font-size: .875rem; font-variant-numeric: tabular-nums }
+.panel p > span { color: var(--soft); font-size: .875rem; font-variant-numeric: tabular-nums }
 svg { display: block; width: 100%; max-width: 100%; height: auto; overflow: visible }
 svg * { stroke-linejoin: round; stroke-linecap: butt }
 .together { white-space: nowrap }
