@@ -212,7 +212,7 @@ def test_page_is_well_formed_self_contained_and_fit_for_a_phone(full):
     assert not re.search(r"https?:|//|@import|url\((?!#)", foreign)
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in checker.seen
     drawn = [attributes for tag, attributes in checker.seen if tag == "svg"]
-    assert len(drawn) == 5 + 2 + 2 + 1 + 5 + 2 + 3  # signals, curves, memories; errors, confusions, curves, memories
+    assert len(drawn) == 5 + 1 + 2 + 1 + 5 + 2 + 3  # signals, curves, memories; errors, confusions, curves, memories
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawn)
 
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -53,7 +54,10 @@ class Plan:
     clip: float = 1.0  # largest norm of the gradient
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
+    balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
+    passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
+    schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
     patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
     plateau: int = 10  # epochs without improvement that are a plateau
@@ -68,13 +72,17 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "clip"):
             checks.positive(name, getattr(self, name))
-        for name in ("batch_size", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon"):
+        for name in (
+            "batch_size", "passes", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None or name not in ("max_modules", "horizon"):
                 object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
+        object.__setattr__(self, "balance", checks.flag("balance", self.balance))
+        checks.choice("schedule", self.schedule, ("constant", "cosine"))
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
         checks.choice("readout", self.readout, ("auto", "zeros"))
@@ -545,6 +553,10 @@ class _Module(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         (run,) = self.run
         run._seed(run.state.epoch)
+        if run.plan.schedule == "cosine":
+            adam: Any = self.optimizers(use_pl_optimizer=False)
+            turn = math.pi * run.state.epoch / run.plan.epochs
+            adam.param_groups[0]["lr"] = run.plan.learning_rate * (1 + math.cos(turn)) / 2
         self.total.zero_()
         self.began = time.perf_counter()
 
@@ -644,14 +656,18 @@ class _EpochLoader:
         self.run = run
 
     def __len__(self) -> int:
-        return -(-len(self.run.train.pairs) // self.run.plan.batch_size)
+        return -(-len(self.run.train.pairs) // self.run.plan.batch_size) * self.run.plan.passes
 
     def __iter__(self) -> Iterator[tuple[Any, Any, float]]:
+        plan, state = self.run.plan, self.run.state
+        for number in range(plan.passes):
+            seed = derive(plan.seed, state.stage, state.epoch, *([number] if number else []))
+            yield from self._pass(seed)
+
+    def _pass(self, seed: int) -> Iterator[tuple[Any, Any, float]]:
         run = self.run
-        plan, pairs = run.plan, run.train.pairs
-        seed = derive(plan.seed, run.state.stage, run.state.epoch)
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(pairs), generator=generator).tolist()
+        plan = run.plan
+        order = self._order(torch.Generator().manual_seed(seed))
         for start in range(0, len(order), plan.batch_size):
             batch = order[start : start + plan.batch_size]
             mine = batch[run.rank :: run.world]
@@ -659,6 +675,19 @@ class _EpochLoader:
             if plan.noise:
                 input = PackedSequence(self._noisy(input, mine or batch[:1], seed), *input[1:])
             yield input, target, float(bool(mine))
+
+    def _order(self, generator: torch.Generator) -> list[int]:
+        """At random; balanced: of each class the first at random, then the second, and so on."""
+        pairs = self.run.train.pairs
+        order: list[int] = torch.randperm(len(pairs), generator=generator).tolist()
+        if not self.run.plan.balance:
+            return order
+        rank, seen = {}, Counter[int]()
+        for i in order:
+            label = int(pairs[i][1])
+            rank[i] = seen[label]
+            seen[label] += 1
+        return sorted(order, key=rank.__getitem__)
 
     def _noisy(self, input: PackedSequence, indices: list[int], seed: int) -> Tensor:
         """Each sequence its own noise, whichever process and batch it is in."""

@@ -1,16 +1,14 @@
 """What a run found, on disk: result.json, and arrays.npz with what figures need, in the folder of the run."""
 
 import json
-import zipfile
-import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import write_text
+from ..data import store
 
 RESULT, ARRAYS = "result.json", "arrays.npz"
 KINDS = {"case": dict, "sizes": dict, "settings": dict, "history": list, "value": float | int, "seconds": float | int}
@@ -51,18 +49,14 @@ class Record:
         if not path.exists():
             return {}
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                return dict(stored)
-        except (ValueError, TypeError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-            raise RecordError(f"{path} is damaged ({error}); delete its folder and run again") from None
+            return store.load(path)
+        except ValueError:
+            raise RecordError(f"{path} is damaged; delete its folder and run again") from None
 
 
 def write(record: Record, arrays: dict[str, NDArray[Any]]) -> None:
     """Both files, the JSON last: a run with a result is done."""
-    temporary = record.folder / (ARRAYS + ".tmp")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    temporary.replace(record.folder / ARRAYS)
+    store.save(record.folder / ARRAYS, arrays)
     values = {name: value for name, value in asdict(record).items() if name != "folder"}
     write_text(record.folder / RESULT, json.dumps(values, indent=1))
 

@@ -37,6 +37,7 @@ COLOURS = {
 }
 OTHERS = ("#0f766e", "#9f1239", "#4d7c0f", "#334155")  # models that the paper has not
 CORRECT, WITHIN, ACROSS = "#1b6ca8", "#f0a02b", "#b3261e"
+LOSSES = [("train_loss", "Training loss"), ("validation_loss", "Validation loss")]
 POINTS = 400  # of a curve: more than a panel can show
 STYLE = {
     "svg.fonttype": "none",  # text stays text: small, and found by search
@@ -121,7 +122,8 @@ def curves(runs: Runs, prefix: str) -> Picture:
     """Loss over epochs: one panel for training, one for validation, all models in each."""
     records = [record for model in runs.models if (record := runs.typical(model)) and record.history]
     panels: list[Panel] = []
-    for name, title in (("train_loss", "Training loss"), ("validation_loss", "Validation loss")):
+    shown = LOSSES if runs.experiment == "words" else LOSSES[:1]  # generation has one signal for both
+    for name, title in shown:
         lines = [(record, *_curve(record, name)) for record in records]
         lines = [line for line in lines if np.isfinite(line[2]).any()]
         if not lines:
@@ -146,9 +148,9 @@ def curves(runs: Runs, prefix: str) -> Picture:
         else ""
     )
     where = f"{runs.case_name} {runs.main_case:,}"
-    return Picture(
-        "curves", "Learning", f"One run of each model ({where}; of several seeds, the median one).{growth}", panels, 560
-    )
+    clean = " As in the paper, validation is on the training clips, without the noise." if len(shown) > 1 else ""
+    caption = f"One run of each model ({where}; of several seeds, the median one).{clean}{growth}"
+    return Picture("curves", "Learning", caption, panels, 560)
 
 
 def _curve(record: Record, name: str) -> tuple[NDArray[Any], NDArray[Any]]:

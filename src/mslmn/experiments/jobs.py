@@ -1,0 +1,193 @@
+"""Runs, in parallel on the cores there are. Each leaves a result in its folder; one that has it is not run again.
+
+Each run writes checkpoints (training.py), so whatever stops the program, a crash or Ctrl-C, what was done is kept.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..training import Result
+from . import records
+from .models import Settings
+from .records import Record
+
+Arrays = dict[str, NDArray[Any]]
+POLL = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to be trained once."""
+
+    experiment: str
+    preset: str
+    model: str
+    case: dict[str, int]
+    seed: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        case = "-".join(f"{key}{value}" for key, value in self.case.items())
+        return f"{self.model.lower().replace(' ', '-')}-{case}-seed{self.seed}"
+
+    def record(
+        self, result: Result, passes: int, data: str, metric: str, value: float, folder: Path, **settings: Any
+    ) -> Record:
+        """What came of it."""
+        return Record(
+            experiment=self.experiment,
+            preset=self.preset,
+            data=data,
+            model=self.model,
+            case=self.case,
+            seed=self.seed,
+            sizes=self.settings.sizes(self.model),
+            parameters=sum(p.numel() for p in result.model.parameters()),
+            settings=self.settings.as_dict() | settings,
+            epochs=len(result.history) * passes,
+            seconds=sum(stage["seconds"] for stage in result.stages),
+            metric=metric,
+            value=value,
+            history=[
+                {**{k: v for k, v in row.items() if k != "stage"}, "epoch": (i + 1) * passes}
+                for i, row in enumerate(result.history)
+            ],
+            reason=result.reason,
+            folder=folder,
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job, what does it, and on what."""
+
+    job: Job
+    train: Callable[[Job, Path, Path, str | None], tuple[Record, Arrays]]  # job, data, folder, device
+    data: Path
+    folder: Path
+    checkpoints: int  # at most, for the progress bar
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / records.RESULT).exists()
+
+
+def execute(
+    tasks: Sequence[Task], *, processes: int | None = None, device: str | None = None, console: Console | None = None
+) -> list[tuple[Task, str]]:
+    """Do what is not done yet; those that failed, and why."""
+    for task in tasks:
+        _check_same(task)
+    todo = [task for task in tasks if not task.done]
+    processes = min(processes or os.cpu_count() or 1, len(todo))
+    with _progress(tasks, console or Console()):
+        if processes > 1:
+            return list(_in_parallel(todo, processes, device))
+        return [(task, error) for task in todo if (error := _work(task, device))]
+
+
+def _check_same(task: Task) -> None:
+    """A result that is there must be of this job."""
+    if not task.done:
+        return
+    found, job = records.read(task.folder), task.job
+    settings = {key: found.settings.get(key) for key in job.settings.as_dict()}
+    if (found.preset, found.model, settings) != (job.preset, job.model, job.settings.as_dict()):
+        raise ValueError(
+            f"{task.folder} has a result of preset {found.preset!r} with other settings; choose another --out"
+        )
+
+
+def _in_parallel(todo: list[Task], processes: int, device: str | None) -> Iterator[tuple[Task, str]]:
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _start, (threads,)) as pool:
+        futures: dict[Future[str], Task] = {pool.submit(_work, task, device): task for task in todo}
+        try:
+            for future in as_completed(futures):
+                try:
+                    error = future.result()
+                except BrokenProcessPool:
+                    error = "its process was killed, for want of memory perhaps; try fewer --jobs, and --resume"
+                if error:
+                    yield futures[future], error
+        except BaseException:  # Ctrl-C, above all: what runs has its checkpoints
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+
+
+def _start(threads: int) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    torch.set_num_threads(threads)
+
+
+def _work(task: Task, device: str | None) -> str:
+    """Train and write the result; what went wrong, or nothing."""
+    try:
+        record, arrays = task.train(task.job, task.data, task.folder, device)
+        records.write(record, arrays)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextmanager
+def _progress(tasks: Sequence[Task], console: Console) -> Iterator[None]:
+    """A bar that follows the checkpoints of all runs."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    stop = threading.Event()
+    with Progress(*columns, console=console, transient=True) as bar:
+        experiments = {
+            name: [t for t in tasks if t.job.experiment == name] for name in {t.job.experiment for t in tasks}
+        }
+        rows = {name: bar.add_task(name, total=len(mine)) for name, mine in experiments.items()}
+
+        def watch() -> None:
+            while not stop.wait(POLL):
+                for name, mine in experiments.items():
+                    bar.update(rows[name], completed=sum(map(_part, mine)))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+def _part(task: Task) -> float:
+    """Of a run that is done."""
+    if task.done:
+        return 1.0
+    try:
+        with (task.folder / "metrics.csv").open() as file:
+            return min(1.0, max(0, sum(1 for _ in file) - 1) / task.checkpoints)
+    except OSError:
+        return 0.0

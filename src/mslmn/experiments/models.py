@@ -1,0 +1,86 @@
+"""The models of the paper, by name, and what is chosen for each."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from .. import checks
+from ..baselines import set_forget_gate_bias
+from ..layers import LMN, MSLMN, ClockworkRNN
+from ..model import SequenceModel
+from ..training import Plan
+from .paper import FORGET_GATE
+
+INCREMENTAL = "incremental MS-LMN"
+NAMES = ("RNN", "LSTM", "CW-RNN", "LMN", "MS-LMN", INCREMENTAL)
+CLOCKED = ("CW-RNN", "MS-LMN", INCREMENTAL)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is chosen for one model: sizes, initial values, training."""
+
+    hidden: int  # CW-RNN: per module
+    memory: int | None = None  # per module, of LMN and MS-LMN
+    modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
+    init: str = "xavier"
+    learn_initial_state: bool = False
+    norm: str | None = None
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    clip: float = 1.0
+    batch_size: int = 1
+    epochs: int = 1000  # passes over the training data; of each stage, where the model grows
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sizes(self, model: str) -> dict[str, int]:
+        """Those that the model has."""
+        found = {"hidden": self.hidden}
+        if model in ("LMN", "MS-LMN", INCREMENTAL):
+            found["memory"] = self.memory_size
+        if model in CLOCKED:
+            found["modules"] = self.modules
+        return found
+
+    @property
+    def memory_size(self) -> int:
+        return self.hidden if self.memory is None else self.memory
+
+    def plan(self, model: str, seed: int, passes: int, **others: Any) -> Plan:
+        """``passes`` over the data between two checkpoints."""
+        return Plan(
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            schedule=self.schedule,
+            clip=self.clip,
+            batch_size=self.batch_size,
+            passes=passes,
+            epochs=max(1, self.epochs // passes),
+            patience=10**6,  # the number of epochs is chosen beforehand, as in the paper
+            grow="epochs" if model == INCREMENTAL else "never",
+            growth_patience=self.modules,  # no module is the last because it did not help at once
+            max_modules=self.modules,
+            seed=seed,
+            **others,
+        )
+
+
+def build(model: str, settings: Settings, input_size: int, output_size: int, **options: Any) -> SequenceModel:
+    """An untrained model; initial values come from torch's random numbers."""
+    checks.choice("model", model, NAMES)
+    chosen: dict[str, Any] = {"init": settings.init, "learn_initial_state": settings.learn_initial_state}
+    hidden, memory = settings.hidden, settings.memory_size
+    encoder: nn.Module
+    if model == "LSTM":  # torch's, which cannot do without input
+        encoder = set_forget_gate_bias(nn.LSTM(max(1, input_size), hidden), FORGET_GATE)
+    elif model in ("RNN", "CW-RNN"):  # with one module the Clockwork RNN is the simple RNN
+        encoder = ClockworkRNN(input_size, hidden, settings.modules if model == "CW-RNN" else 1, **chosen)
+    elif model == "LMN":
+        encoder = LMN(input_size, hidden, memory, **chosen)
+    else:
+        encoder = MSLMN(input_size, hidden, memory, 1 if model == INCREMENTAL else settings.modules, **chosen)
+    return SequenceModel(encoder, output_size, norm=settings.norm, **options)
