@@ -146,7 +146,7 @@ def test_splits_are_the_unit_and_seeds_are_averaged_first(tmp_path, clips):
     table = tables.word_splits(group)
     mean, low, high = interval([60, 80, 80], ratio)
     assert column(table, "accuracy, %")["MS-LMN"].value == pytest.approx(mean)
-    assert column(table, "95 % interval")["MS-LMN"].value == pytest.approx([low, high])
+    assert column(table, "95 % interval")["MS-LMN"].value == pytest.approx([low, min(high, 100)])
     assert ("corrected" in table.caption) == bool(clips)
     pairs = tables.word_pairs(group)
     mean, low, high = interval([10, 10, 30], ratio)
@@ -271,7 +271,7 @@ def test_letters_that_the_font_lacks_are_left_to_the_browser(tmp_path):
 def test_settings_of_matplotlib_neither_matter_nor_change(tmp_path):
     import matplotlib
 
-    put(tmp_path)
+    put(tmp_path, arrays=False)
     write(tmp_path)
     before = (tmp_path / "report.html").read_bytes()
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "text.usetex": True, "svg.fonttype": "path"}):
@@ -325,7 +325,7 @@ def test_growth_that_ends_at_different_sizes_is_shown_as_a_span(tmp_path):
 
 def test_presets_and_data_are_not_mixed(tmp_path):
     for preset, data in (("quick", "a"), ("paper", "a"), ("paper", "b")):
-        put(tmp_path / data, arrays=False, preset=preset, data=data)
+        put(tmp_path / data, arrays=False, preset=preset, data=data, history=[])
     write(tmp_path)
     checked(tmp_path / "report.html")
     assert len(json.loads((tmp_path / "report.json").read_text())["experiments"]) == 3

@@ -101,12 +101,16 @@ def signals(runs: Runs, prefix: str) -> Picture:
     return Picture(
         "signals",
         "Target and generated signal",
-        f"Dashed: the target; solid: what the model generates, without any input, with at most about "
-        f"{runs.main_case:,} parameters. Of several seeds, the one with the median error. A model that follows only "
+        f"Dashed: the target; solid: what the model generates, without any input, with about "
+        f"{runs.main_case:,} parameters{_which(runs)}. A model that follows only "
         "the slow swing lacks fast memory; one that loses the phase after some steps lacks slow memory.",
         panels,
         460,
     )
+
+
+def _which(runs: Runs) -> str:
+    return f"; of {runs.seeds} seeds, the one with the median result" if runs.seeds > 1 else ""
 
 
 def _signals(runs: Runs) -> Iterator[tuple[Record, NDArray[Any], NDArray[Any]]]:
@@ -149,7 +153,7 @@ def curves(runs: Runs, prefix: str) -> Picture:
     )
     where = f"{runs.case_name} {runs.main_case:,}"
     clean = " As in the paper, validation is on the training clips, without the noise." if len(shown) > 1 else ""
-    caption = f"One run of each model ({where}; of several seeds, the median one).{clean}{growth}"
+    caption = f"One run of each model, {where}{_which(runs)}.{clean}{growth}"
     return Picture("curves", "Learning", caption, panels, 560)
 
 

@@ -102,7 +102,7 @@ def generation_results(runs: Runs) -> Table:
         f"How far the generated signal is from the target: NMSE, mean squared error over the target's variance; lower "
         f"is better. Ours: {_over_seeds(runs, 'median')}. Epochs and seconds are medians of one training run. "
         + (
-            "The paper's are of its own music."
+            "The paper's errors are on its own music."
             if budget == paper.BUDGETS[-1]
             else f"The paper gives errors only for {paper.BUDGETS[-1]:,} parameters."
         ),
@@ -154,8 +154,8 @@ def generation_sizes(runs: Runs) -> Table:
         "generation_sizes",
         "Units and parameters (Table 1 of the paper)",
         f"Units of each model at each budget; {paper.GENERATION_MODULES} x 4 means 4 units in each of "
-        f"{paper.GENERATION_MODULES} modules. The paper rounds its numbers of parameters to the budget; ours are exact "
-        "and count everything that is trained.",
+        f"{paper.GENERATION_MODULES} modules. The paper tells the budget only; ours are exact and count everything "
+        "that is trained.",
         [
             Column("budget", grouped=True),
             Column("model", number=False),
@@ -243,7 +243,8 @@ def word_splits(runs: Runs) -> Table | None:
     rows = []
     for model in runs.models:
         means = split_means(runs, model)
-        found = interval([mean * PERCENT for mean in means.values()], ratio(runs))
+        mean, low, high = interval([accuracy * PERCENT for accuracy in means.values()], ratio(runs))
+        found = Interval(mean, max(low, 0.0), min(high, PERCENT)) if len(means) > 1 else Interval(mean, low, high)
         splits, count = len(means), len(runs.of(model))
         low_high = _interval_cell(found)
         rows.append(
@@ -326,7 +327,7 @@ def word_errors(runs: Runs) -> Table | None:
         "word_errors",
         "Errors within and across suffixes",
         "Ours, test clips of all splits and seeds. Words with a common suffix must be told apart by how they begin: "
-        "an error within the suffix means that the model heard the end and forgot the beginning. If errors fell on "
+        "an error within the suffix is what a model makes that forgot the beginning. If errors fell on "
         f"the other words at random, {chance * PERCENT:.0f} % would be within.",
         [
             Column("model", number=False),
