@@ -25,9 +25,14 @@ def to_rich(table: Table) -> RichTable:
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for column in table.columns:
-        found.add_column(Text(heading(column, "\n")), justify="right" if column.number else "left")
+        found.add_column(
+            Text(heading(column, "\n")),
+            justify="right" if column.number else "left",
+            overflow="fold",  # on a narrow console nothing is cut off
+        )
     for i, row in enumerate(table.rows):
         found.add_row(
             *(Text(clean(table.text(i, j)), style="bold" if table.is_best(i, j) else "") for j in range(len(row)))
