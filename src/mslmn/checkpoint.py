@@ -173,7 +173,7 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file in one step."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):

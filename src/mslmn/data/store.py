@@ -1,6 +1,7 @@
 """Prepared data: plain .npz files, which bare machines train from."""
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
+DAMAGE = (ValueError, TypeError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)  # numpy's ways
 
 
 def save(path: Path, arrays: Arrays) -> None:
@@ -22,9 +24,9 @@ def save(path: Path, arrays: Arrays) -> None:
 def load(path: str | Path) -> Arrays:
     """Nothing is unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} cannot be read as prepared data ({error}); make it again") from None
 
 

@@ -11,6 +11,7 @@ from ..checkpoint import write_text
 from ..data import store
 
 RESULT, ARRAYS = "result.json", "arrays.npz"
+KINDS = {"case": dict, "sizes": dict, "settings": dict, "history": list, "value": float | int, "seconds": float | int}
 
 
 class RecordError(ValueError):
@@ -67,6 +68,9 @@ def read(folder: Path) -> Record:
         missing = {f.name for f in fields(Record)} - {"folder"} - set(values)
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} missing")
+        wrong = [name for name, kind in KINDS.items() if not isinstance(values[name], kind)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} of the wrong type")
         return Record(**values, folder=folder)
     except (ValueError, TypeError, OSError) as error:
         raise RecordError(f"{path} is damaged ({error}); delete its folder and run again") from None
