@@ -28,7 +28,6 @@ def test_the_first_block_of_the_readme_is_at_most_ten_lines_and_does_what_it_say
     assert "# [41, 2 * 7 * 25], tensor([97, 41, 68])" in block
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning")
 @pytest.mark.parametrize("path", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md"))])
 def test_blocks_of_the_docs_run(path):
     for block in python_blocks(path):

@@ -8,21 +8,20 @@ stage and epoch alone, and each epoch ends with a checkpoint, so a run that was 
 import csv
 import hashlib
 import io
-import logging
 import math
 import os
 import tempfile
 import time
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from . import checkpoint, checks, clock, growth
@@ -31,12 +30,6 @@ from .checkpoint import CheckpointError
 from .layers import MSLMN
 from .model import SequenceModel
 from .objectives import Objective
-
-try:
-    import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import RichProgressBar
-except ImportError as error:
-    raise ImportError("training needs lightning: pip install 'mslmn[experiments]'") from error
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
@@ -192,16 +185,9 @@ class _Run:
         self.written = 0  # lines of metrics.csv
 
     def go(self, resume: bool) -> Result:
-        quiet = logging.getLogger("lightning.pytorch")
-        level = quiet.level
-        quiet.setLevel(logging.ERROR)
-        try:
-            gpus = [self.device] if self.device.type == "cuda" else []
-            with warnings.catch_warnings(), torch.random.fork_rng(gpus):  # the caller's random numbers go on
-                warnings.filterwarnings("ignore", module=r"lightning.*")
-                return self._go(resume)
-        finally:
-            quiet.setLevel(level)
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(gpus):  # the caller's random numbers go on
+            return self._go(resume)
 
     def _go(self, resume: bool) -> Result:
         there = (self.folder / "run.json").exists()
@@ -262,43 +248,75 @@ class _Run:
             state.since_best = 0
 
     def _train_stage(self) -> None:
-        module = _Module(self)
-        trainer = pl.Trainer(
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=self._devices(),
-            num_nodes=_nodes() if self.world > 1 else 1,
-            strategy="ddp" if self.world > 1 else "auto",
-            max_epochs=self.plan.epochs - self.state.epoch,
-            callbacks=[_Bar(self)] if self.show else [],
-            enable_progress_bar=self.show,
-            logger=self._loggers(),
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=10**9,
+        adam = self._adam()
+        model = DistributedDataParallel(self.model) if self.world > 1 else self.model
+        loader = _EpochLoader(self)
+        self.model.train()
+        with self._log() as log, _bar(self.show) as bar:
+            while self.state.phase == "train":
+                self._train_epoch(model, adam, bar(loader, self._doing))
+                log(self.history[-1])
+
+    def _adam(self) -> torch.optim.Adam:
+        adam = torch.optim.Adam(
+            self.model.parameters(),
+            lr=self.plan.learning_rate,
+            weight_decay=self.plan.weight_decay,
+            fused=True,  # five times faster for many small parameters
         )
+        for name, parameter in self.model.named_parameters():
+            if name in self.moments:
+                adam.state[parameter] = {k: v.clone().to(parameter.device) for k, v in self.moments[name].items()}
+        return adam
+
+    def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
+        self._seed(self.state.epoch)
+        if self.plan.schedule == "cosine":
+            turn = math.pi * self.state.epoch / self.plan.epochs
+            adam.param_groups[0]["lr"] = self.plan.learning_rate * (1 + math.cos(turn)) / 2
+        total = torch.zeros(2, dtype=torch.float64)
+        began = time.perf_counter()
+        for input, target, weight in batches:
+            score = self.objective.loss(model(input), target)
+            sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double().cpu() * weight)
+            if not torch.isfinite(sums).all():
+                self.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
+            total += sums
+            adam.zero_grad()
+            (score.total * (weight * self.world / sums[1].item())).backward()  # processes' gradients are averaged
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
+            adam.step()
+        self.moments = {
+            name: _copy({kind: adam.state[parameter][kind] for kind in MOMENTS})
+            for name, parameter in self.model.named_parameters()
+            if parameter in adam.state
+        }
+        self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+
+    @property
+    def _doing(self) -> str:
+        state = self.state
+        return f"stage {state.stage}, {self.model.num_modules} modules, epoch {state.epoch + 1}/{self.plan.epochs}"
+
+    @contextmanager
+    def _log(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """To TensorBoard, if it is installed."""
         try:
-            trainer.fit(module, train_dataloaders=module.loader)
-        except SystemExit as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # lightning would end the caller's program
-                raise KeyboardInterrupt from None
-            raise
-        self.model.to(self.device)
-
-    def _devices(self) -> int | list[int]:
-        if self.world > 1:
-            return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return [self.device.index] if self.device.type == "cuda" else 1
-
-    def _loggers(self) -> Any:
-        try:
-            from lightning.pytorch.loggers import TensorBoardLogger
-
-            version = f"stage-{self.state.stage}"
-            return TensorBoardLogger(self.folder, name="tensorboard", version=version, default_hp_metric=False)
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            return False
+            yield lambda record: None
+            return
+        if not self.writes or self.temporary:
+            yield lambda record: None
+            return
+        with SummaryWriter(self.folder / "tensorboard" / f"stage-{self.state.stage}") as writer:
+
+            def log(record: dict[str, Any]) -> None:
+                for name, value in record.items():
+                    if name not in ("stage", "epoch", "modules"):
+                        writer.add_scalar(name, value, record["epoch"])
+
+            yield log
 
     def epoch_done(self, train_loss: float, seconds: float) -> None:
         """Validate, remember the best, write the checkpoint; decides whether the stage is over."""
@@ -525,83 +543,22 @@ class _Run:
         )
 
 
-class _Module(pl.LightningModule):
-    """One stage, as lightning wants it."""
+@contextmanager
+def _bar(show: bool) -> Iterator[Callable[["_EpochLoader", str], Iterable[tuple[Any, Any, float]]]]:
+    """A function that shows how far an epoch is, while its batches are iterated."""
+    if not show:
+        yield lambda loader, doing: loader
+        return
+    from rich.progress import Progress as Bars
 
-    def __init__(self, run: _Run) -> None:
-        super().__init__()
-        self.automatic_optimization = False  # lightning's own wraps every step in a dozen calls, and a step is short
-        self.model = run.model
-        self.run = [run]  # in a list: no part of this module
-        self.loader = _EpochLoader(run)
-        self.total = torch.zeros(2, dtype=torch.float64)
-        self.began = 0.0
+    with Bars(transient=True) as bars:
+        task = bars.add_task("")
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        (run,) = self.run
-        plan = run.plan
-        adam = torch.optim.Adam(
-            self.model.parameters(),
-            lr=plan.learning_rate,
-            weight_decay=plan.weight_decay,
-            fused=True,  # five times faster for many small parameters
-        )
-        for name, parameter in self.model.named_parameters():
-            if name in run.moments:
-                adam.state[parameter] = {k: v.clone().to(parameter.device) for k, v in run.moments[name].items()}
-        return adam
+        def follow(loader: "_EpochLoader", doing: str) -> Iterable[tuple[Any, Any, float]]:
+            bars.reset(task, total=len(loader), description=doing)
+            return bars.track(loader, len(loader), task)
 
-    def on_train_epoch_start(self) -> None:
-        (run,) = self.run
-        run._seed(run.state.epoch)
-        if run.plan.schedule == "cosine":
-            turn = math.pi * run.state.epoch / run.plan.epochs
-            self.adam.param_groups[0]["lr"] = run.plan.learning_rate * (1 + math.cos(turn)) / 2
-        self.total.zero_()
-        self.began = time.perf_counter()
-
-    def on_train_start(self) -> None:
-        self.adam: Any = self.optimizers(use_pl_optimizer=False)
-
-    def training_step(self, batch: tuple[Any, Any, float], index: int) -> None:
-        (run,) = self.run
-        input, target, weight = batch
-        score = run.objective.loss(self.model(input), target)
-        sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
-        if not torch.isfinite(sums).all():
-            run.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
-        self.total += sums.cpu()
-        self.adam.zero_grad()
-        self.manual_backward(score.total * (weight * run.world / sums[1].item()))  # processes' gradients are averaged
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.plan.clip)
-        self.adam.step()
-
-    def on_train_epoch_end(self) -> None:
-        (run,) = self.run
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        run.moments = {names[p]: _copy({k: s[k] for k in MOMENTS}) for p, s in self.adam.state.items()}
-        train_loss = (self.total[0] / self.total[1]).item()
-        run.epoch_done(train_loss, time.perf_counter() - self.began)
-        record = run.history[-1]
-        values = {k: float(v) for k, v in record.items() if k not in ("stage", "epoch", "modules")}
-        if self.logger is not None:
-            self.logger.log_metrics(values, record["epoch"])
-        self.trainer.should_stop = run.state.phase != "train"
-
-
-class _Bar(RichProgressBar):
-    def __init__(self, run: _Run) -> None:
-        super().__init__(leave=False)
-        self.run = run
-
-    def _get_train_description(self, current_epoch: int) -> str:
-        state = self.run.state
-        return (
-            f"stage {state.stage}, {self.run.model.num_modules} modules, epoch {state.epoch + 1}/{self.run.plan.epochs}"
-        )
-
-    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
-        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
+        yield follow
 
 
 class _Data:
@@ -697,8 +654,8 @@ class _EpochLoader:
 
 def _normal(x: Tensor, seed: int, index: int) -> Tensor:
     """Random numbers of a sequence, the same whichever process and batch it is in."""
-    stream = np.random.Generator(np.random.Philox(key=seed, counter=index << 128))
-    return torch.from_numpy(stream.standard_normal(x.shape)).to(x)
+    generator = torch.Generator().manual_seed(derive(seed, index))
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
 def derive(*numbers: int) -> int:
@@ -717,10 +674,6 @@ def _connect(wish: torch.device | str | None) -> None:
 
 def _connected() -> bool:
     return distributed.is_available() and distributed.is_initialized()
-
-
-def _nodes() -> int:
-    return int(os.environ["WORLD_SIZE"]) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _device(wish: torch.device | str | None) -> torch.device:
