@@ -1,6 +1,9 @@
 """The command line: parses and calls, nothing else."""
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +36,7 @@ def doctor() -> None:
     table = Table(title="versions", title_justify="left", show_header=False)
     for name in ("mslmn", "torch", "numpy", "scipy", "scikit-learn", "safetensors"):
         table.add_row(name, _version(name))
-    for extra, names in {"experiments": ("lightning", "matplotlib", "librosa"), "search": ("optuna",)}.items():
+    for extra, names in {"experiments": ("matplotlib", "librosa", "soundfile"), "search": ("optuna",)}.items():
         for name in names:
             table.add_row(name, _version(name) or escape(f"not installed: pip install 'mslmn[{extra}]'"))
     console.print(table)
@@ -111,6 +114,277 @@ def bench(
             console.print(f"wrote {out / 'scaling.png'}")
         except ImportError as error:
             console.print(f"no plot: {error}", markup=False)
+
+
+class Experiment(StrEnum):
+    """What `mslmn reproduce` can run."""
+
+    generation = "generation"
+    words = "words"
+    all = "all"
+
+
+class Preset(StrEnum):
+    """How."""
+
+    quick = "quick"
+    paper = "paper"
+    best = "best"
+
+
+Out = Annotated[Path, typer.Option(help="Folder for runs and report.")]
+Timit = Annotated[Path | None, typer.Option(help="Words: a TIMIT tree, in place of the embedded clips.")]
+WordList = Annotated[Path | None, typer.Option("--words", help="Words: a file with other words, with --timit.")]
+Prepared = Annotated[Path | None, typer.Option(help="Words: what `mslmn prepare words` wrote.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one, by default.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores, by default.")]
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="Which experiment of the paper.")],
+    preset: Annotated[
+        Preset, typer.Option(help="quick: ours, in minutes; paper: its hyper-parameters; best: ours.")
+    ] = Preset.quick,
+    out: Out = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    models: Annotated[str | None, typer.Option(help="Only these, separated by commas: MS-LMN,LSTM.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first one.")] = 0,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each model, with different seeds.")] = None,
+    budgets: Annotated[str | None, typer.Option(help="Generation: parameters, of 100,250,500,1000.")] = None,
+    splits: Annotated[int, typer.Option(min=1, max=10, help="Words: how many of the ten splits.")] = 1,
+    audio: Annotated[Path | None, typer.Option(help="Generation: a recording, in place of the embedded one.")] = None,
+    offset: Annotated[float, typer.Option(help="Generation: seconds from the start of the recording.")] = 0.5,
+    timit: Timit = None,
+    words: WordList = None,
+    prepared: Prepared = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="In place of the preset's.")] = None,
+    jobs: Jobs = None,
+    device: Device = None,
+) -> None:
+    """Run the paper's experiments, print its tables beside ours, write one HTML page.
+
+    Ctrl-C keeps what was done; --resume goes on. Examples:
+
+    mslmn reproduce all
+
+    mslmn reproduce generation --preset best --audio song.flac --offset 12.5 --out song
+
+    mslmn reproduce words --preset paper --timit /data/TIMIT --models MS-LMN,LSTM --seeds 10 --resume
+    """
+    from . import report
+    from .experiments import generation  # fmt: skip
+    from .experiments import jobs as running
+    from .experiments import words as spoken_words
+
+    console = Console()
+    with _told(console):
+        _check_folder(out, resume)
+        tasks = []
+        if experiment in (Experiment.generation, Experiment.all):
+            tasks += generation.tasks(
+                out,
+                preset.value,
+                models=_models(models, generation.MODELS, experiment is Experiment.all),
+                budgets=_budgets(budgets),
+                seed=seed,
+                seeds=seeds,
+                epochs=epochs,
+                recording=audio,
+                offset=offset,
+            )
+        if experiment in (Experiment.words, Experiment.all):
+            tasks += spoken_words.tasks(
+                out,
+                preset.value,
+                _words(timit, words, prepared),
+                models=_models(models, spoken_words.MODELS, experiment is Experiment.all),
+                splits=splits,
+                seed=seed,
+                seeds=seeds,
+                epochs=epochs,
+            )
+        try:
+            failed = running.execute(tasks, processes=jobs, device=device, console=console)
+        except KeyboardInterrupt:
+            done = sum(task.done for task in tasks)
+            console.print(
+                f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}", markup=False
+            )
+            raise typer.Exit(130) from None
+        if any(task.done for task in tasks):
+            page = report.write(out, console)
+            console.print(f"wrote {page}", markup=False, soft_wrap=True)
+    for task, error in failed:
+        console.print(f"[red]failed:[/red] {escape(str(task.folder))}: {escape(error)}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def report_(folder: Annotated[Path, typer.Argument(help="A folder with runs, of `mslmn reproduce`.")]) -> None:
+    """Report on the runs in a folder again: tables here and as Markdown and JSON, one HTML page.
+
+    Example:
+
+    mslmn report runs
+    """
+    from . import report
+
+    console = Console()
+    with _told(console):
+        page = report.write(folder, console)
+    console.print(f"wrote {page}", markup=False, soft_wrap=True)
+
+
+class Preparable(StrEnum):
+    """What `mslmn prepare` can write."""
+
+    words = "words"
+
+
+@app.command()
+def prepare(
+    what: Annotated[Preparable, typer.Argument(help="Which data.")],
+    out: Annotated[Path, typer.Option(help="The .npz file to write.")] = Path("words.npz"),
+    timit: Timit = None,
+    words: WordList = None,
+) -> None:
+    """Read recordings once and write features, for machines that have only torch.
+
+    Example:
+
+    mslmn prepare words --timit /data/TIMIT --out words.npz
+
+    mslmn reproduce words --prepared words.npz
+    """
+    from .data import words as spoken
+
+    console = Console()
+    with _told(console):
+        found = _words(timit, words, None)
+        spoken.keep(out, found)
+    console.print(f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words", markup=False)
+
+
+@app.command()
+def search(
+    what: Annotated[Preparable, typer.Argument(help="Which experiment.")],
+    trials: Annotated[int, typer.Option(min=1, help="Of each model.")] = 20,
+    storage: Annotated[
+        str, typer.Option(help="Where trials are kept: a database's URL, or a file for a journal.")
+    ] = "sqlite:///search.db",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
+    models: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    space: Annotated[str, typer.Option(help="paper: its ranges; best: also what is ours.")] = "best",
+    split: Annotated[int, typer.Option(min=0, max=9, help="Whose training clips.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the trials.")] = 0,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of each training, or each stage of it; by batch size, by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The JSON file for the best of each model.")] = Path("search.json"),
+    timit: Timit = None,
+    words: WordList = None,
+    prepared: Prepared = None,
+    device: Device = None,
+) -> None:
+    """Search hyper-parameters at random over the paper's ranges, on training clips only.
+
+    Stopped, it goes on where it was; several processes, or machines that reach one storage, share the trials. Examples:
+
+    mslmn search words --trials 20 --jobs 2
+
+    mslmn search words --models MS-LMN --storage postgresql://user@host/search
+    """
+    from tempfile import TemporaryDirectory
+
+    from .data import words as spoken
+    from .experiments import search as searching  # fmt: skip
+    from .experiments import words as spoken_words
+
+    console = Console()
+    with _told(console), TemporaryDirectory() as folder, console.status("searching"):
+        data = prepared or spoken.keep(Path(folder) / "words.npz", _words(timit, words, None))
+        found = searching.search(
+            data,
+            _models(models, spoken_words.MODELS, False),
+            storage,
+            trials=trials,
+            which=space,
+            split=split,
+            seed=seed,
+            epochs=epochs,
+            jobs=jobs,
+            device=device,
+        )
+        searching.export(found, out)
+    table = Table("model", "accuracy", "trials", "pruned", "settings", title="the best of each", title_justify="left")
+    for model, best in found.items():
+        settings = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
+        table.add_row(model, f"{best['accuracy']:.3f}", str(best["completed"]), str(best["pruned"]), settings)
+    console.print(table)
+    console.print(f"wrote {out}", markup=False)
+
+
+@contextmanager
+def _told(console: Console) -> Iterator[None]:
+    """What the user can put right is said in one line, without a traceback; status 2, as for a wrong option."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", markup=False, soft_wrap=True)
+        try:
+            yield
+        except (ValueError, ImportError, OSError) as error:
+            console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(2) from None
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    there = out.is_dir() and any(out.iterdir())
+    if there and not resume:
+        raise ValueError(f"{out} is not empty; add --resume to go on with the runs there, or choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def _models(wish: str | None, known: tuple[str, ...], some: bool) -> tuple[str, ...]:
+    """Those wished for; ``some``: as far as the experiment has them."""
+    from .experiments.models import NAMES
+
+    if wish is None:
+        return known
+    names = {name.lower(): name for name in (NAMES if some else known)}
+    wanted = [name.strip().lower() for name in wish.split(",")]
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise ValueError(f"there is no model {', '.join(unknown)}; choose of {', '.join(names.values())}")
+    return tuple(name for name in known if name.lower() in wanted)
+
+
+def _budgets(wish: str | None) -> tuple[int, ...] | None:
+    from .experiments.paper import BUDGETS
+
+    if wish is None:
+        return None
+    try:
+        wanted = tuple(int(text) for text in wish.split(","))
+    except ValueError:
+        wanted = (0,)
+    if not set(wanted) <= set(BUDGETS):
+        raise ValueError(f"budgets must be of {', '.join(map(str, BUDGETS))}, separated by commas, got {wish}")
+    return wanted
+
+
+def _words(timit: Path | None, words: Path | None, prepared: Path | None) -> Any:
+    from .data import words as spoken
+
+    if prepared is not None:
+        if timit or words:
+            raise ValueError("--prepared has the words already; leave out --timit and --words")
+        return spoken.load(prepared)
+    if timit is not None:
+        return spoken.from_timit(timit, None if words is None else spoken.word_list(words))
+    if words is not None:
+        raise ValueError("--words needs --timit: the package has only the paper's 25 words")
+    return spoken.embedded()
 
 
 def _write_json(found: dict[str, Any], path: Path, console: Console) -> None:

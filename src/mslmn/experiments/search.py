@@ -59,8 +59,8 @@ def draw(model: str, which: str, seed: int, number: int) -> dict[str, Any]:
     return {name: generator.choice(values) for name, values in space(model, which).items()}
 
 
-def chosen(model: str, drawn: dict[str, Any], words: Words) -> Settings:
-    epochs = (STAGE_EPOCHS if model == INCREMENTAL else EPOCHS)[drawn["batch_size"]]
+def chosen(model: str, drawn: dict[str, Any], words: Words, epochs: int | None = None) -> Settings:
+    epochs = epochs or (STAGE_EPOCHS if model == INCREMENTAL else EPOCHS)[drawn["batch_size"]]
     return replace(experiment.settings(model, "paper", words), epochs=epochs, **drawn)
 
 
@@ -88,6 +88,7 @@ def search(
     which: str = "best",
     split: int = 0,
     seed: int = 0,
+    epochs: int | None = None,
     jobs: int = 1,
     device: str | None = None,
 ) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def search(
             if number not in there:
                 study.enqueue_trial({"number": number}, user_attrs={"number": number})
         study.set_user_attr("model", model)
-    arguments = (data, storage, names, which, split, seed, device)
+    arguments = (data, storage, names, which, split, seed, epochs, device)
     if jobs == 1:
         _work(*arguments, threads=None)
     else:
@@ -140,6 +141,7 @@ def _work(
     which: str,
     split: int,
     seed: int,
+    epochs: int | None,
     device: str | None,
     threads: int | None,
 ) -> None:
@@ -155,19 +157,27 @@ def _work(
         model = study.user_attrs["model"]
 
         def objective(trial: Any, model: str = model) -> float:
-            return _trial(optuna, trial, model, words, which, split, seed, device)
+            return _trial(optuna, trial, model, words, which, split, seed, epochs, device)
 
         while study.get_trials(deepcopy=False, states=waiting):
             study.optimize(objective, n_trials=1)
 
 
 def _trial(
-    optuna: Any, trial: Any, model: str, words: Words, which: str, split: int, seed: int, device: str | None
+    optuna: Any,
+    trial: Any,
+    model: str,
+    words: Words,
+    which: str,
+    split: int,
+    seed: int,
+    epochs: int | None,
+    device: str | None,
 ) -> float:
     number = trial.suggest_int("number", 0, 2**31)
     drawn = draw(model, which, seed, number)
     trial.set_user_attr("settings", drawn)
-    settings = chosen(model, drawn, words)
+    settings = chosen(model, drawn, words, epochs)
     accuracies: list[float] = []
     train, _ = spoken.split_indices(words, split)
     for fold, (inside, outside) in enumerate(folds(words, train)):

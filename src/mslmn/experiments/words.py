@@ -23,11 +23,17 @@ NAME = "words"
 MODELS = tuple(paper.WORDS)
 SEEDS = {"quick": 2, "paper": 5, "best": 5}
 CHECK = 1250  # clips trained on between two checkpoints
-OURS: dict[str, dict[str, Any]] = {}
-SHORT: dict[str, int] = {}
+OURS: dict[str, dict[str, Any]] = {
+    "LSTM": {},
+    "LMN": {"init": "leaky"},
+    "CW-RNN": {"init": "leaky"},
+    "MS-LMN": {"init": "leaky", "norm": "module"},
+    INCREMENTAL: {"init": "leaky", "norm": "module"},
+}
+SHORT = 3  # quick trains for a third of the epochs
 
 
-def settings(model: str, preset: str, words: Words) -> Settings:
+def settings(model: str, preset: str, words: Words, epochs: int | None = None) -> Settings:
     """The paper's sizes, with what its text leaves open chosen as simply as can be, or ours; fewer epochs for quick."""
     line = paper.WORDS[model]
     chosen = Settings(
@@ -38,10 +44,11 @@ def settings(model: str, preset: str, words: Words) -> Settings:
         batch_size=25,
         epochs=100 if model == INCREMENTAL else 500,
     )
-    if preset == "paper":
-        return chosen
-    ours = replace(chosen, **OURS[model])
-    return replace(ours, epochs=SHORT[model]) if preset == "quick" else ours
+    if preset != "paper":
+        chosen = replace(chosen, **OURS[model])
+    if preset == "quick":
+        chosen = replace(chosen, epochs=chosen.epochs // SHORT)
+    return replace(chosen, epochs=epochs or chosen.epochs)
 
 
 def tasks(
@@ -53,6 +60,7 @@ def tasks(
     splits: int = 1,
     seed: int = 0,
     seeds: int | None = None,
+    epochs: int | None = None,
 ) -> list[Task]:
     """All runs of the experiment, the longest first; their data are written to ``out``."""
     folder = out / NAME
@@ -61,7 +69,7 @@ def tasks(
     for split in range(splits):
         for model in models:
             for s in range(seed, seed + (seeds or SEEDS[preset])):
-                job = Job(NAME, preset, model, {"split": split}, s, settings(model, preset, words))
+                job = Job(NAME, preset, model, {"split": split}, s, settings(model, preset, words, epochs))
                 stages = job.settings.modules if model == INCREMENTAL else 1
                 checkpoints = stages * max(1, job.settings.epochs // passes(len(words.labels)))
                 found.append(Task(job, train, data, folder / job.name, checkpoints))
