@@ -61,6 +61,7 @@ class Plan:
     first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
     readout: str = "auto"  # of new modules, see `add_module`
     horizon: int | None = None  # of the autoencoder
+    divergence: str = "raise"  # what a loss that is NaN or infinite does; "stop": the run ends with its best weights
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +81,7 @@ class Plan:
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
         checks.choice("readout", self.readout, ("auto", "zeros"))
+        checks.choice("divergence", self.divergence, ("raise", "stop"))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
@@ -201,7 +203,12 @@ class _Run:
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
-                self._train_stage()
+                try:
+                    self._train_stage()
+                except Diverged as error:
+                    if self.plan.divergence == "raise":
+                        raise
+                    self.state.reason = str(error)
             self._end_stage()
         return self._result()
 
@@ -374,6 +381,8 @@ class _Run:
 
     def _reason_to_end(self) -> str:
         state, plan = self.state, self.plan
+        if state.reason:  # it diverged
+            return state.reason
         if not self._grows:
             return "trained"
         if state.since_best >= plan.patience:

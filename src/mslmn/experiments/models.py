@@ -70,6 +70,7 @@ class Settings:
             horizon=self.horizon,
             growth_patience=self.modules,  # no module is the last because it did not help at once
             max_modules=self.modules,
+            divergence="stop",
             seed=seed,
             **others,
         )
