@@ -62,6 +62,7 @@ class Plan:
     first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
     readout: str = "auto"  # of new modules, see `add_module`
     horizon: int | None = None  # of the autoencoder
+    components: int | None = None  # units of a new module that the autoencoder initialises; all, if not given
     divergence: str = "raise"  # what a loss that is NaN or infinite does; "stop": the run ends with its best weights
     seed: int = 0
 
@@ -70,10 +71,10 @@ class Plan:
             checks.positive(name, getattr(self, name))
         for name in (
             "batch_size", "passes", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon",
-            "final_epochs",
+            "components", "final_epochs",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None or name not in ("max_modules", "horizon", "final_epochs"):
+            if value is not None or name not in ("max_modules", "horizon", "components", "final_epochs"):
                 object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -219,7 +220,12 @@ class _Run:
         if self._grows and self.plan.first_module == "autoencoder" and self.model.num_modules == 1:
             self._seed(-1)
             report = growth.initialise(
-                self.model, self._my_train(), self.objective, readout=self.plan.readout, horizon=self.plan.horizon
+                self.model,
+                self._my_train(),
+                self.objective,
+                readout=self.plan.readout,
+                horizon=self.plan.horizon,
+                components=self.plan.components,
             )
         self._open_stage(report)
         self._save()
@@ -374,6 +380,7 @@ class _Run:
                 self.objective,
                 readout=self.plan.readout,
                 horizon=self.plan.horizon,
+                components=self.plan.components,
                 random_state=self.plan.seed,
             )
             self._carry(old)
