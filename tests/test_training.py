@@ -19,7 +19,6 @@ from mslmn.checkpoint import CheckpointError
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 from mslmn.training import Diverged, Plan, fit
 
-
 QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1}
 
 
@@ -234,7 +233,9 @@ def test_two_processes_train_like_one(tmp_path):
     one = subprocess.run([sys.executable, script, tmp_path / "single"], capture_output=True, text=True, check=False)
     two = subprocess.run([*torchrun, script, tmp_path / "double"], capture_output=True, text=True, check=False)
     assert one.returncode == 0 and two.returncode == 0, one.stderr + two.stderr
-    single, double = (list(csv.reader((tmp_path / name / "metrics.csv").read_text().splitlines())) for name in ("single", "double"))
+    single, double = (
+        list(csv.reader((tmp_path / name / "metrics.csv").read_text().splitlines())) for name in ("single", "double")
+    )
     assert single[0] == double[0] and len(single) == 21
     for a, b in zip(single[1:], double[1:], strict=True):
         assert a[:3] == b[:3]  # stage, epoch, modules
