@@ -37,5 +37,5 @@ def keep(path: Path, arrays: Arrays) -> Path:
         return path
     there = load(path)
     if there.keys() != arrays.keys() or not all(np.array_equal(there[key], arrays[key]) for key in arrays):
-        raise ValueError(f"{path.parent} has runs on other data, {there.get('name', 'unnamed')}; choose another --out")
+        raise ValueError(f"{path} has other data, {there.get('name', 'unnamed')}; choose another --out")
     return path
