@@ -168,6 +168,8 @@ class _Run:
             raise TypeError(f"fit trains a SequenceModel, got {type(model).__name__}; wrap your encoder in one")
         if not len(train) or not len(validation):
             raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
+        if plan.balance and any(torch.as_tensor(target).dim() for _, target in train):
+            raise ValueError("balance needs a class number for each training sequence, got other targets; leave it out")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
         _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
