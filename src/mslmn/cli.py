@@ -211,9 +211,8 @@ def reproduce(
             failed = running.execute(tasks, processes=jobs, device=device, console=console)
         except KeyboardInterrupt:
             done = sum(task.done for task in tasks)
-            console.print(
-                f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}", markup=False
-            )
+            message = f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}"
+            console.print(message, markup=False, soft_wrap=True)
             raise typer.Exit(130) from None
         if any(task.done for task in tasks):
             page = report.write(out, console)
@@ -267,7 +266,8 @@ def prepare(
     with _told(console):
         found = _words(timit, words, None)
         spoken.keep(out, found)
-    console.print(f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words", markup=False)
+    message = f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words"
+    console.print(message, markup=False, soft_wrap=True)
 
 
 class Space(StrEnum):
@@ -343,7 +343,7 @@ def search(
         settings = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
         table.add_row(model, f"{best['accuracy']:.3f}", str(best["completed"]), str(best["pruned"]), settings)
     console.print(table)
-    console.print(f"wrote {out}", markup=False)
+    console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 
 @contextmanager
