@@ -276,7 +276,7 @@ def _study_name(model: str, which: str, split: int, seed: int) -> str:
 
 def _optuna() -> Any:
     optuna = need("optuna", "search")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # that a trial failed is for us to say
     return optuna
 
 
@@ -285,6 +285,7 @@ def _storage(url: str) -> Any:
     storages = _optuna().storages
     try:
         if "://" not in url:
+            _check_journal(Path(url))
             return storages.JournalStorage(storages.journal.JournalFileBackend(url))
         retry = getattr(storages, "RetryHeartbeatStaleTrialCallback", None) or storages.RetryFailedTrialCallback
         with warnings.catch_warnings():
@@ -295,3 +296,13 @@ def _storage(url: str) -> Any:
         raise ValueError(
             f"the storage cannot be opened ({why}); pass a URL like sqlite:///search.db, or a file for a journal"
         ) from None
+
+
+def _check_journal(path: Path) -> None:
+    """Before anything is appended to a file that is something else."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        first = file.readline()
+    if first and b'"op_code"' not in first:
+        raise ValueError(f"{path} is no journal")
