@@ -181,14 +181,17 @@ def reproduce(
     with _told(console):
         _check_folder(out, resume)
         _check_device(device)
-        with_words = experiment in (Experiment.words, Experiment.all)
-        clips = _words(timit, words, prepared) if with_words else None  # before anything is written
+        with_music, with_words = experiment is not Experiment.words, experiment is not Experiment.generation
+        both = with_music and with_words
+        generators = _models(models, generation.MODELS, both) if with_music else ()
+        classifiers = _models(models, spoken_words.MODELS, both) if with_words else ()
+        clips = _words(timit, words, prepared) if classifiers else None  # before anything is written
         tasks = []
-        if experiment in (Experiment.generation, Experiment.all):
+        if generators:
             tasks += generation.tasks(
                 out,
                 preset.value,
-                models=_models(models, generation.MODELS, experiment is Experiment.all),
+                models=generators,
                 budgets=_budgets(budgets),
                 seed=seed,
                 seeds=seeds,
@@ -201,7 +204,7 @@ def reproduce(
                 out,
                 preset.value,
                 clips,
-                models=_models(models, spoken_words.MODELS, experiment is Experiment.all),
+                models=classifiers,
                 splits=splits,
                 seed=seed,
                 seeds=seeds,

@@ -290,12 +290,28 @@ def _storage(url: str) -> Any:
         retry = getattr(storages, "RetryHeartbeatStaleTrialCallback", None) or storages.RetryFailedTrialCallback
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # heartbeats are called experimental
-            return storages.RDBStorage(url, heartbeat_interval=60, grace_period=180, failed_trial_callback=retry())
+            found = storages.RDBStorage(url, heartbeat_interval=60, grace_period=180, failed_trial_callback=retry())
+        if found.engine.dialect.name == "sqlite":
+            _one_at_a_time(found.engine)
+        return found
     except Exception as error:  # of SQLAlchemy, of the database's driver, of a file that is no journal
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"the storage cannot be opened ({why}); pass a URL like sqlite:///search.db, or a file for a journal"
         ) from None
+
+
+def _one_at_a_time(engine: Any) -> None:
+    """SQLite locks at the first write of a transaction, so that two processes could find the same trial waiting."""
+    event = need("sqlalchemy.event", "search")
+
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below
+        connection.execute("PRAGMA busy_timeout = 60000")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections that were made before
 
 
 def _check_journal(path: Path) -> None:
