@@ -163,10 +163,10 @@ def test_a_journal_file_does_as_well_and_finds_the_same(data, storage, tmp_path,
 
 
 def test_two_processes_share_the_trials(data, storage):
-    found = search.search(data, ["LMN"], storage, **{**TINY, "trials": 5}, jobs=2)
+    found = search.search(data, ["LMN"], storage, **{**TINY, "trials": 3}, jobs=2)
     done = [trial for trial in trials(storage) if trial.state == State.COMPLETE or "settings" in trial.user_attrs]
-    assert sorted(trial.user_attrs["number"] for trial in done) == list(range(5))
-    assert found["LMN"]["completed"] == 5
+    assert sorted(trial.user_attrs["number"] for trial in done) == list(range(3))
+    assert found["LMN"]["completed"] == 3
     for trial in done:
         assert trial.user_attrs["settings"] == search.draw("LMN", "best", 0, trial.user_attrs["number"])
 
