@@ -1,10 +1,10 @@
-# `make test` is all a fresh machine with Python 3.11 and make needs.
+# `make reproduce` and `make test` are all a fresh machine with Python 3.11 and make needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -DMSLMN_POISON -g
 
-.PHONY: help install test lint types unit examples soak sanitize format clean
+.PHONY: help install reproduce test lint types unit examples soak sanitize format clean
 help:    ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
@@ -14,7 +14,10 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt src/mslmn/ops/cpu.cpp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-install: $(VENV)/installed  ## .venv with the package and what its tests need, at pinned versions
+install: $(VENV)/installed  ## .venv with the package and what its experiments and tests need, at pinned versions
+
+reproduce: install  ## the paper's experiments on embedded data, in minutes; ends with runs/report.html
+	$(BIN)/mslmn reproduce all --preset quick --out runs --resume
 
 test: lint types unit  ## lint, type-check, test: what CI runs
 

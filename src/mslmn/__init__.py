@@ -46,7 +46,7 @@ LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: scikit-learn and lightning would multiply the time that importing the package takes."""
+    """On first use: scikit-learn would multiply the time that importing the package takes."""
     if name in LAZY:
         return getattr(import_module(LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -114,7 +114,7 @@ class MSLMNCell(Cell):
         Wmm = self.Wxh.new_zeros((self.g + 1) * M, M)
         Wmm[-M:] = B
         self.Wmh.append(nn.Parameter(self.Wxh.new_zeros(H, M)))
-        self.Whm.append(nn.Parameter(A.to(self.Wxh).clone()))
+        self.Whm.append(nn.Parameter(torch.empty_like(self.Whm[0]).copy_(A)))  # contiguous, as if it were loaded
         self.Wmm.append(nn.Parameter(Wmm))
         for vectors in (self.b_m, self.m_0):
             if vectors is not None:

@@ -51,6 +51,7 @@ class Plan:
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
+    final_epochs: int | None = None  # of the last stage, in which the model cannot grow any more; `epochs` if not given
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
     patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
@@ -61,6 +62,7 @@ class Plan:
     first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
     readout: str = "auto"  # of new modules, see `add_module`
     horizon: int | None = None  # of the autoencoder
+    divergence: str = "raise"  # what a loss that is NaN or infinite does; "stop": the run ends with its best weights
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,9 +70,10 @@ class Plan:
             checks.positive(name, getattr(self, name))
         for name in (
             "batch_size", "passes", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon",
+            "final_epochs",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None or name not in ("max_modules", "horizon"):
+            if value is not None or name not in ("max_modules", "horizon", "final_epochs"):
                 object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -80,6 +83,7 @@ class Plan:
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
         checks.choice("readout", self.readout, ("auto", "zeros"))
+        checks.choice("divergence", self.divergence, ("raise", "stop"))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
@@ -203,7 +207,12 @@ class _Run:
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
-                self._train_stage()
+                try:
+                    self._train_stage()
+                except Diverged as error:
+                    if self.plan.divergence == "raise":
+                        raise
+                    self.state.reason = str(error)
             self._end_stage()
         return self._result()
 
@@ -274,7 +283,7 @@ class _Run:
     def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
         if self.plan.schedule == "cosine":
-            turn = math.pi * self.state.epoch / self.plan.epochs
+            turn = math.pi * self.state.epoch / self._epochs
             adam.param_groups[0]["lr"] = self.plan.learning_rate * (1 + math.cos(turn)) / 2
         total = torch.zeros(2, dtype=torch.float64)
         began = time.perf_counter()
@@ -298,7 +307,7 @@ class _Run:
     @property
     def _doing(self) -> str:
         state = self.state
-        return f"stage {state.stage}, {self.model.num_modules} modules, epoch {state.epoch + 1}/{self.plan.epochs}"
+        return f"stage {state.stage}, {self.model.num_modules} modules, epoch {state.epoch + 1}/{self._epochs}"
 
     @contextmanager
     def _log(self) -> Iterator[Callable[[dict[str, Any]], None]]:
@@ -340,7 +349,7 @@ class _Run:
         state.since_stage_best += 1
         self._compare(loss)
         plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
-        if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
+        if state.epoch >= self._epochs or plateau or state.since_best >= self.plan.patience:
             state.phase = "grow"
         self._save()
 
@@ -376,6 +385,8 @@ class _Run:
 
     def _reason_to_end(self) -> str:
         state, plan = self.state, self.plan
+        if state.reason:  # it diverged
+            return state.reason
         if not self._grows:
             return "trained"
         if state.since_best >= plan.patience:
@@ -384,11 +395,20 @@ class _Run:
         worth = [i for i in range(len(losses)) if losses[i] < min(losses[:i], default=math.inf) - plan.min_gain]
         if len(losses) - 1 - worth[-1] >= plan.growth_patience:
             return f"the validation loss was not lowered beyond {state.stages[worth[-1]]['modules']} modules"
-        longest = self.train.longest
-        most = min(plan.max_modules or clock.MAX_MODULES, clock.num_modules(longest))
-        if self.model.num_modules >= most:
-            return f"{most} modules, as many as planned or as {longest} steps can use"
+        if self.model.num_modules >= self._most:
+            return f"{self._most} modules, as many as planned or as {self.train.longest} steps can use"
         return ""
+
+    @property
+    def _most(self) -> int:
+        """Modules."""
+        return min(self.plan.max_modules or clock.MAX_MODULES, clock.num_modules(self.train.longest))
+
+    @property
+    def _epochs(self) -> int:
+        """Of this stage."""
+        last = self._grows and self.model.num_modules >= self._most
+        return (self.plan.final_epochs if last else None) or self.plan.epochs
 
     @property
     def _grows(self) -> bool:

@@ -30,6 +30,7 @@ class Settings:
     first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
     readout: str = "auto"
     horizon: int | None = None
+    final_epochs: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: str = "constant"
@@ -76,8 +77,10 @@ class Settings:
             first_module=self.first_module,
             readout=self.readout,
             horizon=self.horizon,
+            final_epochs=None if self.final_epochs is None else max(1, self.final_epochs // self.passes(passes)),
             growth_patience=self.modules,  # no module is the last because it did not help at once
             max_modules=self.modules,
+            divergence="stop",
             seed=seed,
             **others,
         )

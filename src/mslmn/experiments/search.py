@@ -30,8 +30,8 @@ from .jobs import deaf
 from .models import INCREMENTAL, Settings
 
 SPACES = ("paper", "best")
-EPOCHS = {1: 30, 25: 300}  # of a batch size: about as many seconds
-STAGE_EPOCHS = {1: 5, 25: 40}
+EPOCHS = {1: 15, 25: 150}  # of a batch size: about as many seconds
+STAGE_EPOCHS = {1: 3, 25: 25}
 STARTUP = 6  # trials that are never pruned
 GRACE = 20  # seconds to give up a trial
 
