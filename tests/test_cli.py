@@ -1,15 +1,22 @@
 """The command line, as a user types it."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import fake_runs
 import mslmn
 from mslmn.benchmarks import autoencoder, recurrence, report, timing
 from mslmn.cli import app
+from mslmn.data import words as spoken
+from mslmn.experiments import generation, jobs, search
 from mslmn.ops import backends, cpu
+from test_timit import utter
+from test_words import made_up
 
 
 def run(*arguments):
@@ -19,7 +26,14 @@ def run(*arguments):
 def test_help_names_the_commands():
     result = run("--help")
     assert result.exit_code == 0
-    assert "doctor" in result.output and "bench" in result.output
+    assert all(command in result.output for command in ("doctor", "bench", "reproduce", "report", "prepare", "search"))
+
+
+@pytest.mark.parametrize("command", ["bench", "reproduce", "report", "prepare", "search"])
+def test_the_help_of_a_command_has_examples(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Example" in result.output and f"mslmn {command} " in result.output.split("Example")[1]
 
 
 def test_doctor_tells_versions_backends_and_reasons():
@@ -169,3 +183,213 @@ def test_alternate_takes_turns_and_reports_each():
     times = timing.alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3)
     assert set(times) == {"a", "b"} and all(seconds > 0 for seconds in times.values())
     assert calls.index("b") < len(calls) - 1 - calls[::-1].index("a")
+
+
+# reproduce, report, prepare, search
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Words that take no time to read."""
+    monkeypatch.setattr(spoken, "embedded", made_up)
+
+
+def lines(result):
+    """What was said, without where it was wrapped."""
+    return " ".join(result.output.split())
+
+
+def quick(out, *options, what="generation"):
+    return run("reproduce", what, "--epochs", "2", "--jobs", "1", "--device", "cpu", "--out", str(out), *options)
+
+
+def test_reproduce_runs_reports_and_resumes(tiny, tmp_path):
+    result = quick(tmp_path, "--models", "rnn,MS-LMN,lstm", "--seeds", "1", what="all")
+    assert result.exit_code == 0, result.output
+    found = sorted(str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("result.json"))
+    assert found == [
+        "generation/lstm-budget1000-seed0",
+        "generation/ms-lmn-budget1000-seed0",
+        "generation/rnn-budget1000-seed0",
+        "words/lstm-split0-seed0",
+        "words/ms-lmn-split0-seed0",
+    ]
+    assert (tmp_path / "report.html").exists() and f"wrote {tmp_path / 'report.html'}" in result.output
+    refused = quick(tmp_path, "--models", "RNN")
+    assert refused.exit_code == 2 and "is not empty; add --resume to go on with the runs there" in lines(refused)
+    again = quick(tmp_path, "--models", "rnn,MS-LMN,lstm", "--seeds", "1", "--resume", what="all")
+    assert again.exit_code == 0
+    other = quick(tmp_path, "--models", "RNN", "--resume", "--offset", "0.25")
+    assert other.exit_code == 2 and "has other data, BWV 846, rendered, at 0.5 s; choose another --out" in lines(other)
+    reported = run("report", str(tmp_path))
+    assert reported.exit_code == 0 and "MS-LMN" in reported.output
+
+
+def test_seeds_budgets_and_splits_are_runs(tiny, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(jobs, "execute", lambda tasks, **options: seen.extend(tasks) or [])
+    quick(tmp_path / "a", "--models", "LMN", "--budgets", "100,250,100", "--seed", "3", "--seeds", "2")
+    quick(tmp_path / "b", "--models", "LMN", "--splits", "2", "--seeds", "1", what="words")
+    assert sorted(task.folder.name for task in seen) == [
+        "lmn-budget100-seed3",
+        "lmn-budget100-seed4",
+        "lmn-budget250-seed3",
+        "lmn-budget250-seed4",
+        "lmn-split0-seed0",
+        "lmn-split1-seed0",
+    ]
+
+
+def test_a_run_that_fails_is_named_and_the_rest_is_reported(tiny, tmp_path, monkeypatch):
+    train = generation.train
+
+    def fail(job, data, folder, device):
+        if job.model == "LMN":
+            raise RuntimeError("the machine is [out] of luck")
+        return train(job, data, folder, device)
+
+    monkeypatch.setattr(generation, "train", fail)
+    result = quick(tmp_path, "--models", "RNN,LMN")
+    assert result.exit_code == 1 and (tmp_path / "report.html").exists()
+    assert "lmn-budget1000-seed0: RuntimeError: the machine is [out] of luck" in lines(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("generation --models GRU,LMN", "there is no model gru here; choose of RNN, LSTM, CW-RNN, LMN, MS-LMN"),
+        ("words --models RNN", "there is no model rnn here; choose of LSTM, LMN, CW-RNN, MS-LMN, incremental MS-LMN"),
+        ("generation --budgets 300", "budgets must be of 100, 250, 500, 1000, got 300; name some of them"),
+        ("generation --budgets many", "budgets must be of 100, 250, 500, 1000, got many; name some of them"),
+        ("generation --preset fast", "'fast' is not one of 'quick', 'paper', 'best'"),
+        ("music", "'music' is not one of 'generation', 'words', 'all'"),
+        ("generation --audio {folder}/gone.flac", "gone.flac is not a file; pass a recording, FLAC or WAV"),
+        ("generation --audio {folder}/text.txt", "text.txt cannot be read as sound"),
+        ("generation --offset 7", "too few for 300 from 7.0 s on; choose a smaller offset"),
+        ("generation --offset -1", "offset must be at least 0 seconds, got -1.0"),
+        ("generation --device tpu9", "there is no device 'tpu9' here"),
+        ("generation --seeds 0", "Invalid value for '--seeds'"),
+        ("words --splits 11", "Invalid value for '--splits'"),
+        ("all --timit {folder}/gone", "gone is not a folder; pass the root of TIMIT (LDC93S1)"),
+        ("words --timit {folder}", "must hold .WRD files"),
+        ("words --words {folder}/text.txt", "--words needs --timit: the package has only the paper's 25 words"),
+        ("words --prepared {folder}/gone.npz", "gone.npz cannot be read as prepared data"),
+        ("words --prepared {folder}/text.txt", "text.txt cannot be read as prepared data"),
+        ("words --prepared x.npz --timit y", "--prepared has the words already; leave out --timit and --words"),
+    ],
+)
+def test_reproduce_says_what_is_wrong_and_writes_nothing(options, message, tmp_path):
+    (tmp_path / "text.txt").write_text("do re mi")
+    out = tmp_path / "out"
+    result = run("reproduce", *options.format(folder=tmp_path).split(), "--out", str(out))
+    assert result.exit_code == 2 and message in lines(result), result.output
+    assert "Traceback" not in result.output and not (result.exception and not isinstance(result.exception, SystemExit))
+    assert not out.exists() or not list(out.iterdir())  # so that the right command finds it empty
+
+
+def test_an_out_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for command in (("reproduce", "generation"), ("search", "words")):
+        result = run(*command, "--out", str(tmp_path / "file" / "out"))
+        assert result.exit_code == 2 and "choose a folder you can write to" in lines(result)
+
+
+def test_errors_are_not_on_stdout(tmp_path):
+    result = run("report", str(tmp_path / "gone"))
+    assert result.exit_code == 2 and result.stdout == "" and "no results under" in result.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(tiny, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "execute", interrupted)
+    result = quick(tmp_path / "out", "--models", "RNN")
+    assert result.exit_code == 130 and f"0 of 1 runs are done; go on with --resume --out {tmp_path}" in result.output
+    monkeypatch.setattr(search, "search", interrupted)
+    result = run("search", "words", "--out", str(tmp_path / "search.json"))
+    assert result.exit_code == 130 and "the same command goes on" in lines(result)
+
+
+def test_report_needs_results_that_can_be_read(tmp_path):
+    assert "no results under" in lines(run("report", str(tmp_path)))
+    record = fake_runs.put(tmp_path)
+    (record.folder / "result.json").write_text("{}")
+    result = run("report", str(tmp_path))
+    assert result.exit_code == 2 and "result.json is damaged" in lines(result)
+
+
+def test_prepare_writes_what_reproduce_reads(tmp_path, monkeypatch):
+    for i in range(4):
+        utter(tmp_path / "timit", f"TRAIN/DR1/FAA{i}0/SX1", i)
+    (tmp_path / "list.txt").write_text("she\nwater\n")
+    prepare = ("prepare", "words", "--timit", str(tmp_path / "timit"), "--words", str(tmp_path / "list.txt"))
+    out = tmp_path / "words.npz"
+    result = run(*prepare, "--out", str(out))
+    assert result.exit_code == 0 and f"wrote {out}: 8 clips of 2 words" in result.output, result.output
+    assert spoken.load(out).classes == ["she", "water"]
+    assert run(*prepare, "--out", str(out)).exit_code == 0  # the same again
+    monkeypatch.setattr(spoken, "embedded", made_up)
+    refused = run("prepare", "words", "--out", str(out))
+    assert refused.exit_code == 2 and "words.npz has other data, 2 words of" in lines(refused)
+    result = quick(tmp_path / "runs", "--prepared", str(out), "--models", "LMN", "--seeds", "1", what="words")
+    assert result.exit_code == 0, result.output
+    with np.load(next(tmp_path.rglob("arrays.npz")), allow_pickle=False) as arrays:
+        assert arrays["names"].tolist() == ["she", "water"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_skipped_is_said(tmp_path):
+    for i in range(4):
+        sound = utter(tmp_path / "timit", f"TRAIN/DR1/FAA{i}0/SX1", i)
+    sound.write_bytes(sound.read_bytes()[:-1])
+    (tmp_path / "list.txt").write_text("she water")
+    result = run(
+        "prepare", "words", "--timit", str(tmp_path / "timit"), "--words", str(tmp_path / "list.txt"),
+        "--out", str(tmp_path / "words.npz"),
+    )  # fmt: skip
+    assert result.exit_code == 0 and "6 clips" in result.output
+    assert "warning: skipped: " in result.output and "FAA30" in result.output and "Traceback" not in result.output
+
+
+def test_search_searches_prints_and_exports(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(spoken, "embedded", made_up)
+    options = ("--models", "LMN", "--trials", "1", "--epochs", "1", "--storage", f"sqlite:///{tmp_path}/s.db")
+    result = run("search", "words", *options, "--out", str(tmp_path / "new" / "search.json"), "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "new" / "search.json").read_text())
+    assert found["LMN"]["completed"] == 1 and "the best of each" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--space all", "'all' is not one of 'paper', 'best'"),
+        ("--models RNN", "there is no model rnn here; choose of LSTM"),
+        ("--trials 0", "Invalid value for '--trials'"),
+        ("--split 10", "Invalid value for '--split'"),
+        ("--device tpu9", "there is no device 'tpu9' here"),
+        ("--storage nonsense://x", "the storage cannot be opened"),
+        ("--prepared gone.npz", "gone.npz cannot be read as prepared data"),
+        ("--prepared x.npz --timit y", "--prepared has the words already"),
+    ],
+)
+def test_search_says_what_is_wrong(options, message, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(spoken, "embedded", made_up)
+    result = run("search", "words", *options.split())
+    assert result.exit_code == 2 and message in lines(result), result.output
+    assert list(Path().iterdir()) == []
+
+
+def test_a_search_without_a_result_fails(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise search.Failed("1 of 2 processes failed; what they finished is kept, search again")
+
+    monkeypatch.setattr(spoken, "embedded", made_up)
+    monkeypatch.setattr(search, "search", fail)
+    result = run("search", "words", "--out", str(tmp_path / "search.json"))
+    assert result.exit_code == 1 and "failed: 1 of 2 processes failed" in lines(result)
+    assert not (tmp_path / "search.json").exists()

@@ -7,7 +7,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 import mslmn
 from mslmn import MSLMN, LinearAutoencoder, SequenceModel, growth
-from mslmn.cells import leaks
 from mslmn.growth import add_module, evaluate, initialise, subsample
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 
@@ -265,23 +264,6 @@ def test_missing_rank_is_filled_with_leaky_units():
     decays = cell.Wmm[1][-6:].diagonal()[r:]
     assert ((decays > 0) & (decays < 1)).all()
     assert not cell.Wmm[1][-6:][:r, r:].any()
-
-
-def test_some_units_by_the_autoencoder_the_others_leaky():
-    model = SequenceModel(encoder(g=1), 2).double()
-    batches = [(torch.randn(40, 6, 2, dtype=torch.float64), torch.randint(2, (6,)))]
-    (hidden,) = model.encoder.hidden_states(batches[0][0])
-    seen = growth.subsample(hidden.detach(), batches[0][0], 2, False)
-    growth.add_module(model, batches, mslmn.objectives.CrossEntropy(), components=2)
-    expected = mslmn.LinearAutoencoder(2, random_state=0).fit(seen)
-    cell = model.encoder.cells[0]
-    torch.testing.assert_close(cell.Whm[1][:2].detach(), expected.A_)
-    own = cell.Wmm[1][-3:].detach()
-    torch.testing.assert_close(own[:2, :2], expected.B_)
-    torch.testing.assert_close(
-        own[2], torch.tensor([0, 0, leaks(torch.empty(3, dtype=torch.float64))[2]], dtype=torch.float64)
-    )
-    assert not own[:2, 2].any() and cell.Whm[1][2].any()
 
 
 def test_growth_keeps_training_mode_and_gradients():

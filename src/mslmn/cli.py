@@ -180,12 +180,18 @@ def reproduce(
     console = Console()
     with _told(console):
         _check_folder(out, resume)
+        _check_device(device)
+        with_music, with_words = experiment is not Experiment.words, experiment is not Experiment.generation
+        both = with_music and with_words
+        generators = _models(models, generation.MODELS, both) if with_music else ()
+        classifiers = _models(models, spoken_words.MODELS, both) if with_words else ()
+        clips = _words(timit, words, prepared) if classifiers else None  # before anything is written
         tasks = []
-        if experiment in (Experiment.generation, Experiment.all):
+        if generators:
             tasks += generation.tasks(
                 out,
                 preset.value,
-                models=_models(models, generation.MODELS, experiment is Experiment.all),
+                models=generators,
                 budgets=_budgets(budgets),
                 seed=seed,
                 seeds=seeds,
@@ -193,12 +199,12 @@ def reproduce(
                 recording=audio,
                 offset=offset,
             )
-        if experiment in (Experiment.words, Experiment.all):
+        if clips is not None:
             tasks += spoken_words.tasks(
                 out,
                 preset.value,
-                _words(timit, words, prepared),
-                models=_models(models, spoken_words.MODELS, experiment is Experiment.all),
+                clips,
+                models=classifiers,
                 splits=splits,
                 seed=seed,
                 seeds=seeds,
@@ -208,9 +214,8 @@ def reproduce(
             failed = running.execute(tasks, processes=jobs, device=device, console=console)
         except KeyboardInterrupt:
             done = sum(task.done for task in tasks)
-            console.print(
-                f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}", markup=False
-            )
+            message = f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}"
+            console.print(message, markup=False, soft_wrap=True)
             raise typer.Exit(130) from None
         if any(task.done for task in tasks):
             page = report.write(out, console)
@@ -264,7 +269,15 @@ def prepare(
     with _told(console):
         found = _words(timit, words, None)
         spoken.keep(out, found)
-    console.print(f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words", markup=False)
+    message = f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words"
+    console.print(message, markup=False, soft_wrap=True)
+
+
+class Space(StrEnum):
+    """What `mslmn search` draws from."""
+
+    paper = "paper"
+    best = "best"
 
 
 @app.command()
@@ -276,7 +289,7 @@ def search(
     ] = "sqlite:///search.db",
     jobs: Annotated[int, typer.Option(min=1, help="Processes on this machine.")] = 1,
     models: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
-    space: Annotated[str, typer.Option(help="paper: its ranges; best: also what is ours.")] = "best",
+    space: Annotated[Space, typer.Option(help="paper: its ranges; best: also what is ours.")] = Space.best,
     split: Annotated[int, typer.Option(min=0, max=9, help="Whose training clips.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Draws the trials.")] = 0,
     epochs: Annotated[
@@ -304,26 +317,36 @@ def search(
 
     console = Console()
     with _told(console), TemporaryDirectory() as folder, console.status("searching"):
-        data = prepared or spoken.keep(Path(folder) / "words.npz", _words(timit, words, None))
-        found = searching.search(
-            data,
-            _models(models, spoken_words.MODELS, False),
-            storage,
-            trials=trials,
-            which=space,
-            split=split,
-            seed=seed,
-            epochs=epochs,
-            jobs=jobs,
-            device=device,
-        )
+        chosen = _models(models, spoken_words.MODELS, False)
+        _check_device(device)
+        _make_folder(out.parent)  # before hours of searching, not after
+        data = spoken.keep(Path(folder) / "words.npz", _words(timit, words, prepared))
+        try:
+            found = searching.search(
+                data,
+                chosen,
+                storage,
+                trials=trials,
+                which=space.value,
+                split=split,
+                seed=seed,
+                epochs=epochs,
+                jobs=jobs,
+                device=device,
+            )
+        except KeyboardInterrupt:
+            console.print("stopped: finished trials are kept; the same command goes on", markup=False)
+            raise typer.Exit(130) from None
+        except searching.Failed as error:
+            console.print(f"[red]failed:[/red] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1) from None
         searching.export(found, out)
     table = Table("model", "accuracy", "trials", "pruned", "settings", title="the best of each", title_justify="left")
     for model, best in found.items():
         settings = ", ".join(f"{name} {value}" for name, value in best["settings"].items())
         table.add_row(model, f"{best['accuracy']:.3f}", str(best["completed"]), str(best["pruned"]), settings)
     console.print(table)
-    console.print(f"wrote {out}", markup=False)
+    console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -334,7 +357,7 @@ def _told(console: Console) -> Iterator[None]:
         try:
             yield
         except (ValueError, ImportError, OSError) as error:
-            console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(2) from None
 
 
@@ -342,7 +365,24 @@ def _check_folder(out: Path, resume: bool) -> None:
     there = out.is_dir() and any(out.iterdir())
     if there and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with the runs there, or choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make {folder} ({error.strerror}); choose a folder you can write to") from None
+
+
+def _check_device(wish: str | None) -> None:
+    if wish is None:
+        return
+    try:
+        torch.empty(0, device=wish)
+    except (RuntimeError, AssertionError) as error:  # no such device; torch without CUDA
+        why = str(error).splitlines()[0]
+        raise ValueError(f"there is no device {wish!r} here ({why}); choose cpu, or what mslmn doctor lists") from None
 
 
 def _models(wish: str | None, known: tuple[str, ...], some: bool) -> tuple[str, ...]:
@@ -355,7 +395,7 @@ def _models(wish: str | None, known: tuple[str, ...], some: bool) -> tuple[str, 
     wanted = [name.strip().lower() for name in wish.split(",")]
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise ValueError(f"there is no model {', '.join(unknown)}; choose of {', '.join(names.values())}")
+        raise ValueError(f"there is no model {', '.join(unknown)} here; choose of {', '.join(names.values())}")
     return tuple(name for name in known if name.lower() in wanted)
 
 
@@ -365,11 +405,13 @@ def _budgets(wish: str | None) -> tuple[int, ...] | None:
     if wish is None:
         return None
     try:
-        wanted = tuple(int(text) for text in wish.split(","))
+        wanted = tuple(dict.fromkeys(int(text) for text in wish.split(",")))
     except ValueError:
         wanted = (0,)
     if not set(wanted) <= set(BUDGETS):
-        raise ValueError(f"budgets must be of {', '.join(map(str, BUDGETS))}, separated by commas, got {wish}")
+        raise ValueError(
+            f"budgets must be of {', '.join(map(str, BUDGETS))}, got {wish}; name some of them, separated by commas"
+        )
     return wanted
 
 

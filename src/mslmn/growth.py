@@ -62,7 +62,6 @@ def add_module(
     *,
     readout: str = "auto",
     horizon: int | None = None,
-    components: int | None = None,
     max_memory: float = 2**29,
     random_state: int = 0,
 ) -> GrowthReport:
@@ -76,8 +75,6 @@ def add_module(
         readout: ``"auto"`` solves for the readout as the objective knows how: least squares for real targets, a convex
             problem for classes; ``"zeros"`` leaves it to training. Zeros too if the loss would be higher than before.
         horizon: of the autoencoder, in steps of the new module's clock.
-        components: units of the new module that the autoencoder initialises, all of them if not given (the paper); the
-            others start as leaky integrators.
         max_memory: bytes of hidden states to store; if there are more, they are computed again in each pass.
         random_state: for the autoencoder's iteration and for what the data leave open.
     """
@@ -86,7 +83,7 @@ def add_module(
     start = time.perf_counter()
     with evaluation(model):
         hidden = _Hidden(layer, batches, layer.num_modules + 1, range(len(layer.cells)), max_memory)
-        fits = [_fit(hidden, cell, layer, horizon, components, random_state) for cell in range(len(layer.cells))]
+        fits = [_fit(hidden, cell, layer, horizon, random_state) for cell in range(len(layer.cells))]
         before = evaluate(model, batches, objective)
         model.grow([A for A, _, _ in fits], [B for _, B, _ in fits])
         after, how = _solve_readout(model, batches, objective, readout, before)
@@ -100,7 +97,6 @@ def initialise(
     *,
     readout: str = "auto",
     horizon: int | None = None,
-    components: int | None = None,
     max_memory: float = 2**29,
     random_state: int = 0,
 ) -> GrowthReport:
@@ -125,7 +121,7 @@ def initialise(
                 cast(MSLMNCell, layer.cells[i]).Wmh[0].zero_()
             hidden = _Hidden(layer, batches, 1, cells, max_memory)
             for i in cells:
-                fits.append(_fit(hidden, i, layer, horizon, components, random_state))
+                fits.append(_fit(hidden, i, layer, horizon, random_state))
                 cast(MSLMNCell, layer.cells[i]).set_module(0, *fits[-1][:2])
         after, how = _solve_readout(model, batches, objective, readout, None)
     return _report(layer, fits, hidden, before, after, how, start)
@@ -212,18 +208,15 @@ def subsample(h: Tensor, input: Tensor | PackedSequence, k: int, reverse: bool) 
 
 
 def _fit(
-    hidden: _Hidden, cell: int, layer: MSLMN, horizon: int | None, components: int | None, random_state: int
+    hidden: _Hidden, cell: int, layer: MSLMN, horizon: int | None, random_state: int
 ) -> tuple[Tensor, Tensor, tuple[int, list[float], str]]:
     """A, B, and rank, error by lag, solver."""
     M, H = layer.memory_size, layer.hidden_size
-    wanted = M if components is None else min(checks.size("components", components), M)
-    autoencoder = LinearAutoencoder(wanted, horizon=horizon, random_state=random_state)
+    autoencoder = LinearAutoencoder(M, horizon=horizon, random_state=random_state)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="n_components is")  # told by the rank
         autoencoder.fit(hidden.of(cell))
-    found = [torch.as_tensor(X) for X in (autoencoder.A_, autoencoder.B_)]  # arrays, of an empty share
-    A, B = (X.new_zeros(M, size) for X, size in zip(found, (H, M), strict=True))
-    A[:wanted], B[:wanted, :wanted] = found
+    A, B = (torch.as_tensor(X).clone() for X in (autoencoder.A_, autoencoder.B_))  # arrays, of an empty share
     r = autoencoder.n_components_
     wrong, whole = all_reduce(autoencoder._errors(hidden.of(cell), "last")[0]).unbind(1)
     lags = int(whole.count_nonzero())  # no sequence of any process has more

@@ -51,7 +51,6 @@ class Plan:
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
-    final_epochs: int | None = None  # of the last stage, in which the model cannot grow any more; `epochs` if not given
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
     patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
@@ -62,7 +61,6 @@ class Plan:
     first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
     readout: str = "auto"  # of new modules, see `add_module`
     horizon: int | None = None  # of the autoencoder
-    components: int | None = None  # units of a new module that the autoencoder initialises; all, if not given
     divergence: str = "raise"  # what a loss that is NaN or infinite does; "stop": the run ends with its best weights
     seed: int = 0
 
@@ -71,10 +69,9 @@ class Plan:
             checks.positive(name, getattr(self, name))
         for name in (
             "batch_size", "passes", "epochs", "patience", "plateau", "growth_patience", "max_modules", "horizon",
-            "components", "final_epochs",
         ):  # fmt: skip
             value = getattr(self, name)
-            if value is not None or name not in ("max_modules", "horizon", "components", "final_epochs"):
+            if value is not None or name not in ("max_modules", "horizon"):
                 object.__setattr__(self, name, checks.size(name, value))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -173,6 +170,8 @@ class _Run:
             raise TypeError(f"fit trains a SequenceModel, got {type(model).__name__}; wrap your encoder in one")
         if not len(train) or not len(validation):
             raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
+        if plan.balance and any(torch.as_tensor(target).dim() for _, target in train):
+            raise ValueError("balance needs a class number for each training sequence, got other targets; leave it out")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
         _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
@@ -225,7 +224,6 @@ class _Run:
                 self.objective,
                 readout=self.plan.readout,
                 horizon=self.plan.horizon,
-                components=self.plan.components,
             )
         self._open_stage(report)
         self._save()
@@ -287,7 +285,7 @@ class _Run:
     def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
         if self.plan.schedule == "cosine":
-            turn = math.pi * self.state.epoch / self._epochs
+            turn = math.pi * self.state.epoch / self.plan.epochs
             adam.param_groups[0]["lr"] = self.plan.learning_rate * (1 + math.cos(turn)) / 2
         total = torch.zeros(2, dtype=torch.float64)
         began = time.perf_counter()
@@ -311,7 +309,7 @@ class _Run:
     @property
     def _doing(self) -> str:
         state = self.state
-        return f"stage {state.stage}, {self.model.num_modules} modules, epoch {state.epoch + 1}/{self._epochs}"
+        return f"stage {state.stage}, {self.model.num_modules} modules, epoch {state.epoch + 1}/{self.plan.epochs}"
 
     @contextmanager
     def _log(self) -> Iterator[Callable[[dict[str, Any]], None]]:
@@ -353,7 +351,7 @@ class _Run:
         state.since_stage_best += 1
         self._compare(loss)
         plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
-        if state.epoch >= self._epochs or plateau or state.since_best >= self.plan.patience:
+        if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
             state.phase = "grow"
         self._save()
 
@@ -380,7 +378,6 @@ class _Run:
                 self.objective,
                 readout=self.plan.readout,
                 horizon=self.plan.horizon,
-                components=self.plan.components,
                 random_state=self.plan.seed,
             )
             self._carry(old)
@@ -408,12 +405,6 @@ class _Run:
     def _most(self) -> int:
         """Modules."""
         return min(self.plan.max_modules or clock.MAX_MODULES, clock.num_modules(self.train.longest))
-
-    @property
-    def _epochs(self) -> int:
-        """Of this stage."""
-        last = self._grows and self.model.num_modules >= self._most
-        return (self.plan.final_epochs if last else None) or self.plan.epochs
 
     @property
     def _grows(self) -> bool:

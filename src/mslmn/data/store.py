@@ -1,5 +1,6 @@
 """Prepared data: plain .npz files, which bare machines train from."""
 
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
-DAMAGE = (ValueError, TypeError, OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)  # numpy's ways
+DAMAGE = (  # numpy's ways, and zipfile's
+    ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, MemoryError,
+    struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def save(path: Path, arrays: Arrays) -> None:
@@ -37,5 +41,5 @@ def keep(path: Path, arrays: Arrays) -> Path:
         return path
     there = load(path)
     if there.keys() != arrays.keys() or not all(np.array_equal(there[key], arrays[key]) for key in arrays):
-        raise ValueError(f"{path.parent} has runs on other data, {there.get('name', 'unnamed')}; choose another --out")
+        raise ValueError(f"{path} has other data, {there.get('name', 'unnamed')}; choose another --out")
     return path

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import checks
 from . import audio, store, timit
 from .audio import Clip
 
@@ -132,21 +133,27 @@ def load(path: str | Path) -> Words:
     """What `keep` wrote."""
     stored = store.load(path)
     try:
-        ends = stored["lengths"].cumsum()
-        return Words(
+        lengths, features, names = stored["lengths"], stored["features"], stored["names"]
+        words = Words(
             str(stored["name"]),
-            np.split(stored["features"], ends[:-1]),
+            np.split(features, lengths.cumsum()[:-1]),
             stored["labels"].tolist(),
             stored["speakers"].tolist(),
-            stored["names"].tolist(),
+            names.tolist(),
             stored["suffixes"].tolist(),
         )
-    except KeyError as error:
-        raise ValueError(f"{path} has no {error}, so it is not prepared words; make it with mslmn prepare") from None
+        clips = {len(words.features), len(words.labels), len(words.speakers)}
+        if len(clips) > 1 or lengths.sum() != len(features) or len(names) != len(words.suffixes):
+            raise ValueError("lengths that do not fit")
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} has {missing}, so it is not prepared words; make it with mslmn prepare") from None
+    return words
 
 
 def held_out(speakers: int, split: int) -> list[int]:
     """Which of a word's speakers, in the order of their names, test in a split: two of seven, or about that share."""
+    checks.size("split", split, 0, len(SPLITS) - 1)
     if speakers == SPEAKERS:
         return list(SPLITS[split])
     count = min(max(1, round(TEST_SPEAKERS * speakers / SPEAKERS)), speakers - 1)
@@ -160,7 +167,7 @@ def split_indices(words: Words, split: int) -> tuple[list[int], list[int]]:
         clips = [i for i, found in enumerate(words.labels) if found == label]
         if len(clips) < 2:
             raise ValueError(
-                f"{word!r} was said by {len(clips)} speaker, at least 2 are needed to train and test; drop the word"
+                f"{word!r} was said by {len(clips)} speaker(s), at least 2 are needed to train and test; drop the word"
             )
         out = held_out(len(clips), split)
         train += [i for position, i in enumerate(clips) if position not in out]

@@ -71,7 +71,7 @@ def tasks(
         for model in models:
             for s in range(seed, seed + (seeds or SEEDS[preset])):
                 job = Job(NAME, preset, model, {"budget": budget}, s, settings(model, preset, budget, epochs))
-                found.append(Task(job, train, data, folder / job.name, max(1, job.settings.epochs // CHECK)))
+                found.append(Task(job, train, data, folder / job.name, job.settings.checkpoints(CHECK)))
     return sorted(found, key=lambda task: -task.checkpoints)
 
 

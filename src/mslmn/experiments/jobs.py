@@ -5,6 +5,7 @@ Each run writes checkpoints (training.py), so whatever stops the program, a cras
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -48,7 +49,8 @@ class Job:
     def record(
         self, result: Result, passes: int, data: str, metric: str, value: float, folder: Path, **settings: Any
     ) -> Record:
-        """What came of it."""
+        """What came of it; ``passes`` as in the plan."""
+        passes = self.settings.passes(passes)
         return Record(
             experiment=self.experiment,
             preset=self.preset,
@@ -90,15 +92,42 @@ class Task:
 def execute(
     tasks: Sequence[Task], *, processes: int | None = None, device: str | None = None, console: Console | None = None
 ) -> list[tuple[Task, str]]:
-    """Do what is not done yet; those that failed, and why."""
+    """Do what is not done yet; those that failed, and why.
+
+    How many threads a run has does not depend on what is done already: numbers of threads may round differently.
+    """
     for task in tasks:
         _check_same(task)
     todo = [task for task in tasks if not task.done]
-    processes = min(processes or os.cpu_count() or 1, len(todo))
+    processes = max(1, min(processes or cores(), len(tasks)))
+    before = torch.get_num_threads()
+    threads = max(1, before // processes)
     with _progress(tasks, console or Console()):
-        if processes > 1:
-            return list(_in_parallel(todo, processes, device))
-        return [(task, error) for task in todo if (error := _work(task, device))]
+        if min(processes, len(todo)) > 1:
+            return list(_in_parallel(todo, min(processes, len(todo)), threads, device))
+        torch.set_num_threads(threads)
+        try:
+            return [(task, error) for task in todo if (error := _work(task, device))]
+        finally:
+            torch.set_num_threads(before)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Processes that are started in here never hear Ctrl-C, not even while they start: it is for their parent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_same(task: Task) -> None:
@@ -113,11 +142,12 @@ def _check_same(task: Task) -> None:
         )
 
 
-def _in_parallel(todo: list[Task], processes: int, device: str | None) -> Iterator[tuple[Task, str]]:
-    threads = max(1, (os.cpu_count() or 1) // processes)
+def _in_parallel(todo: list[Task], processes: int, threads: int, device: str | None) -> Iterator[tuple[Task, str]]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start, (threads,)) as pool:
-        futures: dict[Future[str], Task] = {pool.submit(_work, task, device): task for task in todo}
+    others = multiprocessing.active_children()
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (threads,)) as pool:
+        with deaf():
+            futures: dict[Future[str], Task] = {pool.submit(_work, task, device): task for task in todo}
         try:
             for future in as_completed(futures):
                 try:
@@ -129,15 +159,9 @@ def _in_parallel(todo: list[Task], processes: int, device: str | None) -> Iterat
         except BaseException:  # Ctrl-C, above all: what runs has its checkpoints
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
-                process.kill()
+                if process not in others:
+                    process.kill()
             raise
-
-
-def _start(threads: int) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
-    torch.set_num_threads(threads)
 
 
 def _work(task: Task, device: str | None) -> str:
@@ -164,7 +188,8 @@ def _progress(tasks: Sequence[Task], console: Console) -> Iterator[None]:
     stop = threading.Event()
     with Progress(*columns, console=console, transient=True) as bar:
         experiments = {
-            name: [t for t in tasks if t.job.experiment == name] for name in {t.job.experiment for t in tasks}
+            name: [t for t in tasks if t.job.experiment == name]
+            for name in dict.fromkeys(t.job.experiment for t in tasks)
         }
         rows = {name: bar.add_task(name, total=len(mine)) for name, mine in experiments.items()}
 

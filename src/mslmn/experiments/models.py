@@ -30,8 +30,6 @@ class Settings:
     first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
     readout: str = "auto"
     horizon: int | None = None
-    components: int | None = None
-    final_epochs: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: str = "constant"
@@ -55,23 +53,29 @@ class Settings:
     def memory_size(self) -> int:
         return self.hidden if self.memory is None else self.memory
 
+    def passes(self, most: int) -> int:
+        """Over the data between two checkpoints: ``most``, or all there are."""
+        return min(most, self.epochs)
+
+    def checkpoints(self, passes: int) -> int:
+        """Of a stage."""
+        return self.epochs // self.passes(passes)
+
     def plan(self, model: str, seed: int, passes: int, **others: Any) -> Plan:
-        """``passes`` over the data between two checkpoints."""
+        """With at most ``passes`` over the data between two checkpoints."""
         return Plan(
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             schedule=self.schedule,
             clip=self.clip,
             batch_size=self.batch_size,
-            passes=passes,
-            epochs=max(1, self.epochs // passes),
+            passes=self.passes(passes),
+            epochs=self.checkpoints(passes),
             patience=10**6,  # the number of epochs is chosen beforehand, as in the paper
             grow="epochs" if model == INCREMENTAL else "never",
             first_module=self.first_module,
             readout=self.readout,
             horizon=self.horizon,
-            components=self.components,
-            final_epochs=None if self.final_epochs is None else max(1, self.final_epochs // passes),
             growth_patience=self.modules,  # no module is the last because it did not help at once
             max_modules=self.modules,
             divergence="stop",

@@ -5,12 +5,14 @@ speakers of their own: on one clip of each word). Test clips are never seen. Wha
 its number alone, whoever runs it; trials that stay behind after the first speakers are pruned.
 """
 
+import hashlib
 import json
 import multiprocessing
-import os
 import random
+import signal
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,18 @@ from ..data.words import Words
 from ..extras import need
 from ..training import Diverged, derive
 from . import words as experiment
+from .jobs import deaf
 from .models import INCREMENTAL, Settings
 
 SPACES = ("paper", "best")
 EPOCHS = {1: 15, 25: 150}  # of a batch size: about as many seconds
 STAGE_EPOCHS = {1: 3, 25: 25}
 STARTUP = 6  # trials that are never pruned
+GRACE = 20  # seconds to give up a trial
+
+
+class Failed(RuntimeError):
+    """A search without a result."""
 
 
 def space(model: str, which: str) -> dict[str, tuple[Any, ...]]:
@@ -94,19 +102,26 @@ def search(
 ) -> dict[str, Any]:
     """Run the trials that are still open, and tell the best of each model."""
     optuna = _optuna()
+    checks.choice("space", which, SPACES)
+    words = spoken.load(data)
+    folds(words, spoken.split_indices(words, split)[0])  # what is wrong with them is said before anything starts
     names = [_study_name(model, which, split, seed) for model in models]
     for model, name in zip(models, names, strict=True):
         study = optuna.create_study(
             study_name=name, storage=_storage(storage), direction="maximize", load_if_exists=True
         )
-        there = {trial.user_attrs.get("number") for trial in study.get_trials(deepcopy=False)}
+        _check_same(study, epochs, words)
+        study.set_user_attr("model", model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # heartbeats are called experimental
+            optuna.storages.fail_stale_trials(study)  # of processes that died; they are put back into the queue
+        there = {trial.user_attrs.get("number") for trial in study.get_trials(deepcopy=False) if _counts(optuna, trial)}
         for number in range(trials):
             if number not in there:
-                study.enqueue_trial({"number": number}, user_attrs={"number": number})
-        study.set_user_attr("model", model)
+                study.enqueue_trial({}, user_attrs={"number": number})
     arguments = (data, storage, names, which, split, seed, epochs, device)
     if jobs == 1:
-        _work(*arguments, threads=None)
+        _work(*arguments)
     else:
         _in_parallel(arguments, jobs)
     return {model: _best(optuna, storage, name) for model, name in zip(models, names, strict=True)}
@@ -116,22 +131,51 @@ def export(found: dict[str, Any], path: Path) -> None:
     write_text(path, json.dumps(found, indent=1) + "\n")
 
 
+def _check_same(study: Any, epochs: int | None, words: Words) -> None:
+    """Trials are compared with each other, so they must have trained alike; features may differ in their last bits."""
+    clips = [words.classes, words.labels, words.speakers, [len(x) for x in words.features]]
+    about = {"epochs": epochs, "clips": hashlib.sha256(json.dumps(clips).encode()).hexdigest()}
+    before = study.user_attrs.get("about", about)
+    if before != about:
+        other = "other words" if before["clips"] != about["clips"] else f"epochs {before['epochs']}, not {epochs}"
+        raise ValueError(f"the storage has trials of {study.study_name} with {other}; choose another --storage")
+    study.set_user_attr("about", about)
+
+
+def _counts(optuna: Any, trial: Any) -> bool:
+    """Whether a trial is done or will be: not failed, and not left to another process."""
+    state = optuna.trial.TrialState
+    return trial.state != state.FAIL and (trial.state != state.PRUNED or "settings" in trial.user_attrs)
+
+
 def _in_parallel(arguments: tuple[Any, ...], jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    processes = [context.Process(target=_work, args=arguments, kwargs={"threads": threads}) for _ in range(jobs)]
-    for process in processes:
-        process.start()
+    threads = max(1, torch.get_num_threads() // jobs)
+    processes = [context.Process(target=_in_process, args=(threads, *arguments)) for _ in range(jobs)]
+    with deaf():
+        for process in processes:
+            process.start()
     try:
         for process in processes:
             process.join()
-    except BaseException:
+    except BaseException:  # Ctrl-C, above all
         for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(GRACE)
             process.kill()
         raise
     failed = [process for process in processes if process.exitcode]
     if failed:
-        raise RuntimeError(f"{len(failed)} of {jobs} processes failed; what they finished is kept, search again")
+        raise Failed(f"{len(failed)} of {jobs} processes failed; what they finished is kept, search again")
+
+
+def _in_process(threads: int, *arguments: Any) -> None:
+    """Stopped, it marks its trial as failed, so that the next search does it again."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    torch.set_num_threads(threads)
+    with suppress(KeyboardInterrupt):
+        _work(*arguments)
 
 
 def _work(
@@ -143,11 +187,8 @@ def _work(
     seed: int,
     epochs: int | None,
     device: str | None,
-    threads: int | None,
 ) -> None:
     """Take trials from the queues until they are empty."""
-    if threads:
-        torch.set_num_threads(threads)
     optuna = _optuna()
     words = spoken.load(data)
     waiting = (optuna.trial.TrialState.WAITING,)
@@ -174,7 +215,9 @@ def _trial(
     epochs: int | None,
     device: str | None,
 ) -> float:
-    number = trial.suggest_int("number", 0, 2**31)
+    number = trial.user_attrs.get("number")
+    if number is None or _is_taken(optuna, trial, number):
+        raise optuna.TrialPruned
     drawn = draw(model, which, seed, number)
     trial.set_user_attr("settings", drawn)
     settings = chosen(model, drawn, words, epochs)
@@ -199,19 +242,27 @@ def _trial(
     return sum(accuracies) / len(accuracies)
 
 
+def _is_taken(optuna: Any, trial: Any, number: int) -> bool:
+    """Two searches that start at once may both have queued a number; two that end at once, want the last one."""
+    return any(
+        other.number < trial.number and other.user_attrs.get("number") == number and _counts(optuna, other)
+        for other in trial.study.get_trials(deepcopy=False)
+    )
+
+
 def _best(optuna: Any, storage: str, name: str) -> dict[str, Any]:
     study = optuna.load_study(study_name=name, storage=_storage(storage))
     trials = study.get_trials(deepcopy=False)
     done = [trial for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE]
     if not done:
-        raise RuntimeError(f"no trial of {name} was completed; look at the storage")
+        raise Failed(f"no trial of {name} was completed yet; search again, when no other process has them")
     best = max(done, key=lambda trial: trial.value)
     return {
         "settings": best.user_attrs["settings"],
         "accuracy": best.value,
         "trial": best.user_attrs["number"],
         "completed": len(done),
-        "pruned": sum(trial.state == optuna.trial.TrialState.PRUNED for trial in trials),
+        "pruned": sum(_counts(optuna, trial) and trial.state == optuna.trial.TrialState.PRUNED for trial in trials),
         "trials": [
             {"accuracy": trial.value, "settings": trial.user_attrs["settings"]}
             for trial in sorted(done, key=lambda trial: -trial.value)
@@ -225,18 +276,49 @@ def _study_name(model: str, which: str, split: int, seed: int) -> str:
 
 def _optuna() -> Any:
     optuna = need("optuna", "search")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # that a trial failed is for us to say
     return optuna
 
 
 def _storage(url: str) -> Any:
     """A database (``sqlite:///search.db``, or any that SQLAlchemy speaks), or a file (``search.log``) as a journal."""
-    optuna = _optuna()
-    if "://" not in url:
-        backend = optuna.storages.journal.JournalFileBackend(url)
-        return optuna.storages.JournalStorage(backend)
-    storages = optuna.storages
-    retry = getattr(storages, "RetryHeartbeatStaleTrialCallback", None) or storages.RetryFailedTrialCallback
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # heartbeats are called experimental
-        return storages.RDBStorage(url, heartbeat_interval=60, grace_period=180, failed_trial_callback=retry())
+    storages = _optuna().storages
+    try:
+        if "://" not in url:
+            _check_journal(Path(url))
+            return storages.JournalStorage(storages.journal.JournalFileBackend(url))
+        retry = getattr(storages, "RetryHeartbeatStaleTrialCallback", None) or storages.RetryFailedTrialCallback
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # heartbeats are called experimental
+            found = storages.RDBStorage(url, heartbeat_interval=60, grace_period=180, failed_trial_callback=retry())
+        if found.engine.dialect.name == "sqlite":
+            _one_at_a_time(found.engine)
+        return found
+    except Exception as error:  # of SQLAlchemy, of the database's driver, of a file that is no journal
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the storage cannot be opened ({why}); pass a URL like sqlite:///search.db, or a file for a journal"
+        ) from None
+
+
+def _one_at_a_time(engine: Any) -> None:
+    """SQLite locks at the first write of a transaction, so that two processes could find the same trial waiting."""
+    event = need("sqlalchemy.event", "search")
+
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below
+        connection.execute("PRAGMA busy_timeout = 60000")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections that were made before
+
+
+def _check_journal(path: Path) -> None:
+    """Before anything is appended to a file that is something else."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        first = file.readline()
+    if first and b'"op_code"' not in first:
+        raise ValueError(f"{path} is no journal")

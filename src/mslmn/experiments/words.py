@@ -70,6 +70,7 @@ def tasks(
 ) -> list[Task]:
     """All runs of the experiment, the longest first; their data are written to ``out``."""
     folder = out / NAME
+    clips = [len(spoken.split_indices(words, split)[0]) for split in range(splits)]  # train; before any file is written
     data = spoken.keep(folder / "data.npz", words)
     found = []
     for split in range(splits):
@@ -77,7 +78,7 @@ def tasks(
             for s in range(seed, seed + (seeds or SEEDS[preset])):
                 job = Job(NAME, preset, model, {"split": split}, s, settings(model, preset, words, epochs))
                 stages = job.settings.modules if model == INCREMENTAL else 1
-                checkpoints = stages * max(1, job.settings.epochs // passes(len(words.labels)))
+                checkpoints = stages * job.settings.checkpoints(passes(clips[split]))
                 found.append(Task(job, train, data, folder / job.name, checkpoints))
     return sorted(found, key=lambda task: -task.checkpoints)
 
