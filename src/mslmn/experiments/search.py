@@ -11,7 +11,7 @@ import multiprocessing
 import random
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -222,24 +222,29 @@ def _trial(
     trial.set_user_attr("settings", drawn)
     settings = chosen(model, drawn, words, epochs)
     accuracies: list[float] = []
-    train, _ = spoken.split_indices(words, split)
-    for fold, (inside, outside) in enumerate(folds(words, train)):
-        fitting, judging = spoken.normalised(words, inside, outside)
-        try:
-            result = experiment.fitted(model, settings, words, fitting, fitting, seed, None, device)
-        except Diverged as error:
-            trial.set_user_attr("diverged", str(error))
-            accuracies.append(0.0)
-        else:
-            best = result.model.cpu().eval()
-            with torch.no_grad():
-                right = [int(best(x).argmax()) == int(label) for x, label in judging]
-            accuracies.append(sum(right) / len(right))
+    for fold, accuracy in enumerate(judged(model, settings, words, split, seed, device)):
+        accuracies.append(accuracy)
         trial.report(sum(accuracies) / len(accuracies), fold)
         if trial.should_prune():
             raise optuna.TrialPruned
     trial.set_user_attr("accuracies", accuracies)
     return sum(accuracies) / len(accuracies)
+
+
+def judged(model: str, settings: Settings, words: Words, split: int, seed: int, device: str | None) -> Iterator[float]:
+    """The accuracy on each training speaker, after training on the others; 0 if training diverged at once."""
+    train, _ = spoken.split_indices(words, split)
+    for inside, outside in folds(words, train):
+        fitting, judging = spoken.normalised(words, inside, outside)
+        try:
+            result = experiment.fitted(model, settings, words, fitting, fitting, seed, None, device)
+        except Diverged:
+            yield 0.0
+            continue
+        best = result.model.cpu().eval()
+        with torch.no_grad():
+            right = [int(best(x).argmax()) == int(label) for x, label in judging]
+        yield sum(right) / len(right)
 
 
 def _is_taken(optuna: Any, trial: Any, number: int) -> bool:
