@@ -233,7 +233,6 @@ def test_what_diverges_is_worth_nothing(data, storage, monkeypatch):
     monkeypatch.setattr(words, "fitted", diverge)
     found = search.search(data, ["LMN"], storage, **TINY)
     assert found["LMN"]["accuracy"] == 0
-    assert all("the loss is nan" in trial.user_attrs["diverged"] for trial in trials(storage))
 
 
 def test_ctrl_c_stops_every_process_and_the_next_search_goes_on(data, tmp_path):

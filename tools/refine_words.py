@@ -1,4 +1,4 @@
-"""The second round of the words search: the best trial of each model, with and without the normalised memory, two seeds.
+"""The second round of the words search: the best trial of each model, its memory normalised or not, with two seeds.
 
     mslmn search words --trials 20 --jobs 2 --out search.json
     python tools/refine_words.py search.json
