@@ -26,7 +26,7 @@ CHECK = 100  # epochs between two checkpoints
 EXPLODED, DRAWS = 100.0, 100  # a memory that grows so much within the sequence is drawn again, so often at most
 OURS: dict[str, dict[str, Any]] = {  # the best of a few learning rates and clippings, 8,000 epochs, see docs/results.md
     "RNN": {"learning_rate": 1e-3, "clip": 0.1, "epochs": 8000, "init": "leaky"},
-    "LSTM": {"learning_rate": 2e-2, "epochs": 12000},
+    "LSTM": {"learning_rate": 1e-2, "epochs": 12000},
     "CW-RNN": {"learning_rate": 5e-2, "clip": 0.1, "epochs": 8000},
     "LMN": {"learning_rate": 5e-3, "clip": 0.1, "epochs": 8000, "init": "leaky"},
     "MS-LMN": {"learning_rate": 5e-2, "clip": 0.1, "epochs": 8000},
