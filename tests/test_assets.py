@@ -128,6 +128,14 @@ def test_offsets_too_close_to_the_end(offset, wav):
         audio.excerpt(wav, offset)
 
 
+def test_a_sample_that_is_no_number_is_named(tmp_path):
+    sound = np.ones(600)
+    sound[7] = np.nan
+    soundfile.write(tmp_path / "nan.wav", sound, 8000, subtype="FLOAT")
+    with pytest.raises(ValueError, match=r"nan\.wav has a sample that is NaN or infinite, the first at 7; repair"):
+        audio.excerpt(tmp_path / "nan.wav", 0.0)
+
+
 def test_a_silent_part_has_no_scale(wav):
     with pytest.raises(ValueError, match=re.escape(f"{wav} is silent from 0.1 s on; choose another offset")):
         audio.excerpt(wav, 0.1)

@@ -40,6 +40,9 @@ def read(path: str | Path) -> tuple[Array, int]:
         samples, rate = soundfile.read(str(path), dtype="float64", always_2d=True)
     except soundfile.LibsndfileError as error:
         raise ValueError(f"{path} cannot be read as sound ({error.error_string}); convert it to FLAC or WAV") from None
+    if not np.isfinite(samples).all():
+        where = np.flatnonzero(~np.isfinite(samples).all(1))[0]
+        raise ValueError(f"{path} has a sample that is NaN or infinite, the first at {where}; repair the recording")
     return samples.mean(1), int(rate)
 
 

@@ -81,7 +81,7 @@ def train(job: Job, data: Path, folder: Path, device: str | None) -> tuple[Recor
     torch.manual_seed(derive(job.seed))
     model = build(job.model, job.settings, 0, 1, output="all", bias=False)
     draws = 1
-    while growth(model, len(y)) > EXPLODED and draws < DRAWS:
+    while not amplification(model, len(y)) <= EXPLODED and draws < DRAWS:  # NaN is no number to compare with
         model = build(job.model, job.settings, 0, 1, output="all", bias=False)
         draws += 1
     x = torch.zeros(len(y), int(model.encoder.input_size))  # type: ignore[arg-type]
@@ -103,10 +103,10 @@ def train(job: Job, data: Path, folder: Path, device: str | None) -> tuple[Recor
 
 
 @torch.no_grad()
-def growth(model: SequenceModel, T: int) -> float:
+def amplification(model: SequenceModel, T: int) -> float:
     """How many times larger a memory of ones can get in T steps.
 
-    A linear memory with Xavier's random weights explodes in about every second draw, at once, when training begins.
+    A linear memory with Xavier's random weights may explode, and then does so as soon as training begins.
     """
     encoder = model.encoder
     if not isinstance(encoder, ClockedLayer):

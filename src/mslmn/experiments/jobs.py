@@ -169,7 +169,7 @@ def _work(task: Task, device: str | None) -> str:
     try:
         record, arrays = task.train(task.job, task.data, task.folder, device)
         records.write(record, arrays)
-    except Exception as error:
+    except Exception as error:  # of one run: the others go on, and it is told at the end
         return f"{type(error).__name__}: {error}"
     return ""
 
