@@ -321,7 +321,7 @@ def test_auto_takes_the_kernels_on_the_cpu_and_torch_elsewhere():
 def test_without_kernels_auto_takes_torch_and_a_wish_for_them_is_an_error(monkeypatch):
     monkeypatch.setattr(cpu, "_why_not", "they were not built")
     assert backends.choose(torch.device("cpu")) == "torch"
-    assert backends.explain("cpu") == "no fused kernels: they were not built"
+    assert backends.explain(torch.device("cpu")) == "no fused kernels: they were not built"
     with pytest.raises(RuntimeError, match="backend 'cpu' cannot be had: they were not built, or take 'auto'"):
         mslmn.set_backend("cpu")
     assert backends.wish() == "auto"

@@ -40,7 +40,7 @@ def test_doctor_tells_versions_backends_and_reasons():
     result = run("doctor")
     assert result.exit_code == 0
     assert mslmn.__version__ in result.output and torch.__version__ in result.output
-    assert backends.explain("cpu") in result.output
+    assert backends.explain(torch.device("cpu")) in result.output
     if cpu.why_not() is None:
         assert cpu.instruction_set() in result.output
     if "not installed" in result.output:

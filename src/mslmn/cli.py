@@ -46,7 +46,7 @@ def doctor() -> None:
         device = torch.device(name)
         label = name if device.type == "cpu" else f"{name} {torch.cuda.get_device_name(device)}"
         try:
-            table.add_row(label, backends.chosen(device), backends.explain(device.type))
+            table.add_row(label, backends.chosen(device), backends.explain(device))
         except RuntimeError as error:
             table.add_row(label, "none", str(error))
     console.print(table)

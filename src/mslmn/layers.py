@@ -8,6 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -15,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import checks
+from . import checks, ops
 from .cells import INITS, Cell, ClockworkCell, MSLMNCell
 from .clock import MAX_MODULES
+from .ops import streams
 
 Device = torch.device | str | int | None
 
@@ -165,22 +167,28 @@ class ClockedLayer(nn.Module):
         """
         start = torch.zeros(B, dtype=torch.int64, device=x.device)
         clock = start if state is None else state[1]
-        directions = (False, True) if self.bidirectional else (False,)
-        cells, last = enumerate(self.cells), []
+        last: list[Tensor] = []
+
+        def run(i: int, reverse: bool) -> ops.Run:
+            cell = cast(Cell, self.cells[i])
+            m = cell.initial_memory(B) if state is None else state[0][i]
+            # The backward direction begins at each sequence's last step, so its clock begins too.
+            begin = start if reverse else clock
+            return cast(ops.Run, cell(x, m, begin, batch_sizes, reverse, need_hidden=hidden is not None))
+
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
-            outputs = []
-            for reverse in directions:
-                i, cell = next(cells)
-                m = cast(Cell, cell).initial_memory(B) if state is None else state[0][i]
-                # The backward direction begins at each sequence's last step, so its clock begins too.
-                run = cell(x, m, start if reverse else clock, batch_sizes, reverse, need_hidden=hidden is not None)
-                if hidden is not None:
-                    hidden.append(run.hidden)
-                outputs.append(run.memory)
-                last.append(run.last)
-            x = torch.cat(outputs, dim=-1) if self.bidirectional else outputs[0]
+            i = layer * self.num_directions
+            runs: Sequence[ops.Run]
+            if self.bidirectional:
+                runs = streams.both(x.device, partial(run, i, False), partial(run, i + 1, True))
+            else:
+                runs = (run(i, False),)
+            if hidden is not None:
+                hidden += (r.hidden for r in runs)
+            last += (r.last for r in runs)
+            x = torch.cat([r.memory for r in runs], dim=-1) if self.bidirectional else runs[0].memory
         return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
 
     def _check_state(self, state: State, batch: tuple[int, ...]) -> None:

@@ -1,8 +1,9 @@
 """The recurrence, from input to memory, and the only switch between those who compute it.
 
-Autocast stops here: the recurrence runs in the dtype of its weights, because a linear memory adds up thousands of
-steps and would lose the small ones in low precision. For bfloat16 and float16 weights the fused backends compute in
-float32 and round what they return; the reference computes in the dtype it is given.
+Autocast stops here: the recurrence computes in the dtype of its weights, because a linear memory adds up thousands of
+steps and would lose the small ones in low precision. On CUDA the fused kernels store inputs and outputs as autocast
+wants them. For bfloat16 and float16 weights the fused backends compute in float32 and round what they return; the
+reference computes in the dtype it is given.
 """
 
 from typing import NamedTuple
@@ -35,12 +36,18 @@ def run(
 ) -> Run:
     """One pass over a batch of sequences, each at its own clock, in one direction."""
     dtype = weights.Wmm[0].dtype
-    if x.dtype != dtype or m.dtype != dtype:
-        x, m = x.to(dtype), m.to(dtype)
+    if m.dtype != dtype:
+        m = m.to(dtype)
     if autocast_enabled(x.device.type):
+        stored = torch.get_autocast_dtype(x.device.type) if dtype == torch.float32 and _narrow(x.device) else dtype
         with torch.autocast(x.device.type, enabled=False):
-            return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
+            return _run(x.to(stored), m, clock, weights, batch_sizes, reverse, need_hidden)
+    return _run(x.to(dtype), m, clock, weights, batch_sizes, reverse, need_hidden)
+
+
+def _narrow(device: torch.device) -> bool:
+    """Whether inputs and outputs may be narrower than what is computed."""
+    return device.type == "cuda" and not backends.needs_reference() and backends.choose(device) == "cuda"
 
 
 def _run(
@@ -55,10 +62,11 @@ def _run(
     if backends.needs_reference():
         sizes = None if batch_sizes is None else batch_sizes.tolist()
         return Run(*reference.run(x, m, clock, weights, sizes, reverse))
-    dtype = x.dtype
+    dtype = m.dtype
     if dtype in (torch.bfloat16, torch.float16):
         wide = weights.map(Tensor.float)
-        results = fused.run(x.float(), m.float(), clock, wide, batch_sizes, reverse, need_hidden)
+        x = x if _narrow(x.device) else x.float()
+        results = fused.run(x, m.float(), clock, wide, batch_sizes, reverse, need_hidden)
         memory, hidden, last = (result.to(dtype) for result in results)
     else:
         memory, hidden, last = fused.run(x, m, clock, weights, batch_sizes, reverse, need_hidden)

@@ -2,29 +2,33 @@
 
     reference   plain loops under autograd: the definition; any device and dtype, second derivatives
     cpu         fused C++ kernels (cpu.cpp); float32 and float64 on the CPU
+    cuda        fused CUDA kernels (cuda.cu), compiled when a layer first runs; compute capability 8.0 and above
     torch       the same algorithm in torch operations (clocked.py); any device, no compiler
 
-``auto`` takes ``cpu`` for CPU tensors where the kernels were built, and ``torch`` otherwise; for derivatives that only
+``auto`` takes ``cpu`` for CPU tensors where the kernels were built, ``cuda`` for CUDA tensors where they can be
+compiled, and ``torch`` otherwise, or where a layer is too large for a device, with a warning; for derivatives that only
 the reference has (forward mode, and the transforms of torch.func but for vmap) it takes the reference. A wish that
 cannot be granted is an error, never another backend.
 """
 
 import os
+import warnings
 from types import TracebackType
 
 import torch
 from torch.autograd import forward_ad
 
-from . import cpu
+from . import cpu, cuda
+from .weights import Sizes
 
-NAMES = ("auto", "reference", "cpu", "torch")
+NAMES = ("auto", "reference", "cpu", "cuda", "torch")
 
 
 class set_backend:
     """Choose who computes the recurrence from now on, or inside a ``with`` block.
 
-    ``"auto"`` (the default, or what the environment variable ``MSLMN_BACKEND`` says), ``"reference"``, ``"cpu"`` or
-    ``"torch"``; ``mslmn doctor`` tells what each device gets and why.
+    ``"auto"`` (the default, or what the environment variable ``MSLMN_BACKEND`` says), ``"reference"``, ``"cpu"``,
+    ``"cuda"`` or ``"torch"``; ``mslmn doctor`` tells what each device gets and why.
 
     >>> with set_backend("reference"):
     ...     wish()
@@ -74,13 +78,38 @@ def choose(device: torch.device) -> str:
     """The fused backend for tensors on a device; an error if the user wants one that cannot run them."""
     name = _wish
     if name in ("auto", "reference"):  # the reference has no operator: what was fused stays so
-        return "cpu" if device.type == "cpu" and cpu.why_not() is None else "torch"
-    if name == "cpu" and device.type != "cpu":
+        return device.type if device.type in ("cpu", "cuda") and why_not(device) is None else "torch"
+    if name in ("cpu", "cuda") and device.type != name:
         raise RuntimeError(
-            f"backend 'cpu' computes CPU tensors, these are on {device}; "
+            f"backend {name!r} computes {name.upper()} tensors, these are on {device}; "
             "move the layer and its input, or mslmn.set_backend('auto')"
         )
+    if reason := why_not(device) if name == "cuda" else None:
+        raise RuntimeError(f"backend 'cuda' cannot compute on {device}: {reason}; mslmn.set_backend('auto')")
     return name
+
+
+def choose_for(device: torch.device, sizes: Sizes, real: torch.dtype, value: torch.dtype, steps: int) -> str:
+    """The same for a layer: where it does not fit the CUDA kernels, ``torch`` takes over, and says so once."""
+    name = choose(device)
+    if name != "cuda" or (reason := cuda.why_not_these(sizes, real, value, steps, device.index)) is None:
+        return name
+    if _wish == "cuda":
+        raise RuntimeError(f"the CUDA kernels cannot compute this layer: {reason}; mslmn.set_backend('auto')")
+    warnings.warn(
+        f"no fused CUDA kernels for a layer of {sizes}: {reason}; the torch backend computes it, more slowly",
+        stacklevel=2,
+    )
+    return "torch"
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why there are no fused kernels for tensors on a device, or None if there are."""
+    if device.type == "cpu":
+        return cpu.why_not()
+    if device.type == "cuda":
+        return cuda.why_not(torch.cuda.current_device() if device.index is None else device.index)
+    return f"there are none for {device.type}"
 
 
 def chosen(device: torch.device) -> str:
@@ -88,22 +117,25 @@ def chosen(device: torch.device) -> str:
     return "reference" if _wish == "reference" else choose(device)
 
 
-def explain(device_type: str) -> str:
-    """Why `choose` takes what it takes for tensors on such a device."""
+def explain(device: torch.device) -> str:
+    """Why `choose` takes what it takes for tensors on a device."""
     if _wish != "auto":
         return "you asked for it (mslmn.set_backend or MSLMN_BACKEND)"
-    if device_type != "cpu":
-        return "there are no fused kernels for this device yet"
-    reason = cpu.why_not()
-    return f"no fused kernels: {reason}" if reason else f"fused kernels, {cpu.instruction_set()}"
+    if reason := why_not(device):
+        return f"no fused kernels: {reason}"
+    if device.type == "cpu":
+        return f"fused kernels, {cpu.instruction_set()}"
+    return f"fused kernels, compiled by NVRTC {cuda.compiler()} when a layer first runs, kept in {cuda.cache_folder()}"
 
 
 def _checked(name: str) -> str:
     if name not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
     reason = cpu.why_not() if name == "cpu" else None
+    if name == "cuda" and not torch.cuda.is_available():
+        reason = "there is no CUDA device"
     if reason:
-        raise RuntimeError(f"backend 'cpu' cannot be had: {reason}, or take 'auto'")
+        raise RuntimeError(f"backend {name!r} cannot be had: {reason}, or take 'auto'")
     return name
 
 

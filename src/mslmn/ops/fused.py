@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from . import clocked, cpu
-from .backends import choose
+from . import clocked, cpu, cuda
+from .backends import choose_for
 from .weights import Weights, unflatten
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -49,7 +49,28 @@ class Backend(Protocol):
     ) -> Results: ...
 
 
-BACKENDS: dict[str, Backend] = {"cpu": cpu, "torch": clocked}
+BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda, "torch": clocked}
+
+
+def backend_for(x: Tensor, m: Tensor, weights: Weights) -> Backend:
+    name = choose_for(x.device, weights.sizes, m.dtype, x.dtype, x.shape[:-1].numel())
+    return Widened(BACKENDS[name]) if x.dtype != m.dtype and name != "cuda" else BACKENDS[name]
+
+
+class Widened:
+    """A backend that has one dtype, for inputs and outputs stored in another than the weights'."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def forward(self, x: Tensor, m: Tensor, *rest: Any) -> Results:
+        memory, hidden, last = self.backend.forward(x.to(m.dtype), m, *rest)
+        return memory.to(x.dtype), hidden.to(x.dtype), last
+
+    def backward(self, x: Tensor, m: Tensor, clock: Tensor, weights: Weights, *rest: Any) -> Results:
+        wide = [t.to(m.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]
+        gx, gm, gflat = self.backend.backward(x.to(m.dtype), m, clock, weights, *wide)
+        return gx.to(x.dtype), gm, gflat
 
 
 def run(
@@ -69,7 +90,7 @@ def run(
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
-        backend = BACKENDS[choose(x.device)]
+        backend = backend_for(x, m, weights)
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     return _apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -92,8 +113,8 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
         clockwork, bias, reverse, *weights = args
-        ctx.backend = BACKENDS[choose(x.device)]
         w = Weights.from_flat(weights, clockwork, bias)
+        ctx.backend = backend_for(x, m, w)
         memory, hidden, last = ctx.backend.forward(x, m, clock, w, batch_sizes, reverse, not clockwork)
         ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights)
         ctx.flags = (clockwork, bias, reverse)
@@ -155,7 +176,7 @@ def run_op(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     w = Weights.from_flat(weights, clockwork, bias)
-    return BACKENDS[choose(x.device)].forward(x, m, clock, w, batch_sizes, reverse, need_hidden)
+    return backend_for(x, m, w).forward(x, m, clock, w, batch_sizes, reverse, need_hidden)
 
 
 @run_op.register_fake
@@ -185,7 +206,7 @@ def run_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
     w = Weights.from_flat(weights, clockwork, bias)
-    return BACKENDS[choose(x.device)].backward(
+    return backend_for(x, m, w).backward(
         *(x, m, clock, w, batch_sizes, reverse, memory, hidden, gmemory, ghidden, glast, need_x, need_weights)
     )
 
@@ -194,7 +215,7 @@ def run_backward_op(
 def _(x, m, clock, weights, *args):  # type: ignore[no-untyped-def]
     need_x, need_weights = args[-2:]
     size = sum(w.numel() for w in weights) if need_weights else 0
-    return x.new_empty(x.shape if need_x else (0,)), m.new_empty(m.shape), x.new_empty(size)
+    return x.new_empty(x.shape if need_x else (0,)), m.new_empty(m.shape), m.new_empty(size)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:

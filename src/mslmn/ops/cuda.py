@@ -1,0 +1,409 @@
+"""The fused CUDA kernels of cuda.cu, compiled for a layer's sizes when it first runs, and kept on disk.
+
+float32, float64, and float32 with 16-bit inputs and outputs: x, memory and hidden are stored as x is, all else is as
+the weights are.
+"""
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import nvrtc
+from .nvrtc import cache_folder
+from .weights import Sizes, Weights, numels
+
+__all__ = ["backward", "cache_folder", "compiler", "forward", "why_not", "why_not_these"]
+
+NAMES = {torch.float32: "float", torch.float64: "double", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+OLDEST = (8, 0)  # compute capability: copies to shared memory that do not wait
+INLINE_INPUT = 16  # inputs up to so many features are multiplied inside the kernel, wider ones before it
+LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 bits
+CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
+WAVES = 2  # of chunks of records on all processors
+
+
+class Choices(NamedTuple):
+    """How a pass is laid out on a device: the constants of cuda.cu in capitals."""
+
+    blocks: int  # sequences at a time on one processor
+    compute: int  # threads that compute, beside those that carry inputs and outputs
+    lanes: int  # threads that share a sum
+    ahead: int  # steps that are fetched before they are needed
+    cached: bool  # the weights of module 0 in registers
+    resident: int  # modules whose weights are in shared memory
+
+
+class Device(NamedTuple):
+    """What matters of a CUDA device."""
+
+    capability: tuple[int, int]
+    processors: int
+    shared: int  # bytes of shared memory a block can have
+
+
+@lru_cache
+def device_of(index: int) -> Device:
+    found = torch.cuda.get_device_properties(index)
+    return Device((found.major, found.minor), found.multi_processor_count, nvrtc.shared_memory(index))
+
+
+@lru_cache
+def why_not(index: int) -> str | None:
+    """Why the kernels cannot be used on a device, or None if they can."""
+    if torch.version.cuda is None:
+        return "this PyTorch is not built for CUDA"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        return "they need compute capability {}.{} or above, this device has {}.{}".format(*OLDEST, *capability)
+    return nvrtc.why_not()
+
+
+def compiler() -> str:
+    return ".".join(map(str, nvrtc.version()))
+
+
+@lru_cache
+def why_not_these(sizes: Sizes, real: torch.dtype, value: torch.dtype, rows: int, index: int) -> str | None:
+    """Why a layer of these sizes, on so many steps of all sequences, cannot use the kernels, or None if it can."""
+    if (
+        real not in (torch.float32, torch.float64)
+        or value not in NAMES
+        or (real, value) == (torch.float32, torch.float64)
+    ):
+        return f"they compute float32 and float64, not {real} with inputs of {value}"
+    if rows > LONGEST:
+        return f"they take {LONGEST} steps of all sequences together at most, here are {rows}"
+    for part in ("forward", "backward"):
+        if choose(part, sizes, real, value, 1, device_of(index)) is None:
+            return f"the state of a sequence does not fit the device's shared memory, {device_of(index).shared} bytes"
+    return None
+
+
+def forward(
+    x: Tensor,  # (T, B, I), or packed (N, I)
+    m: Tensor,  # (B, G)
+    clock: Tensor,  # (B,) int64
+    weights: Weights,
+    batch_sizes: Tensor | None,  # (T,) int64
+    reverse: bool,
+    need_hidden: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memories, hidden states (empty if not needed) and last memories."""
+    sizes, flat = weights.sizes, _flat(weights)
+    x, m, clock = _plain(x), _plain(m), clock.contiguous()
+    B, N = len(m), x.shape[:-1].numel()
+    memory = x.new_empty((*x.shape[:-1], m.shape[1]))
+    hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
+    last = torch.empty_like(m)
+    if N == 0:
+        return memory, hidden, last.copy_(m)
+    with torch.cuda.device_of(x):
+        kernels = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device)
+        packed = kernels.pack(flat, sizes, m)
+        given = _projected(x, weights) if kernels.projected else x
+        batch = _batch(x, B, clock, batch_sizes, reverse)
+        pointers = (packed, given, m, memory, hidden if need_hidden else None, last)
+        kernels.launch("forward", (B, 1), [*batch, *_pointers(flat, sizes), *map(_address, pointers)], x)
+    return memory, hidden, last
+
+
+def backward(
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    weights: Weights,
+    batch_sizes: Tensor | None,
+    reverse: bool,
+    memory: Tensor,
+    hidden: Tensor,
+    gmemory: Tensor | None,  # None: zero
+    ghidden: Tensor | None,
+    glast: Tensor | None,
+    need_x: bool,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    sizes, flat = weights.sizes, _flat(weights)
+    I, H, M, g, _ = sizes
+    x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
+    gmemory, ghidden = (None if t is None else _plain(t.to(x.dtype)) for t in (gmemory, ghidden))
+    glast = None if glast is None else _plain(glast.to(m.dtype))
+    B, N = len(m), x.shape[:-1].numel()
+    gx = torch.empty_like(x) if need_x else x.new_empty(0)
+    gm = torch.empty_like(m)
+    gflat = m.new_empty(sum(numels(sizes)) if need_weights else 0)
+    if N == 0:
+        return gx, gm.zero_() if glast is None else gm.copy_(glast), gflat.zero_()
+    with torch.cuda.device_of(x):
+        kernels = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device)
+        packed = kernels.pack(flat, sizes, m)
+        batch = _batch(x, B, clock, batch_sizes, reverse)
+        counts = [N, *((N >> j) + 2 * B for j in range(1, g))]  # records of each module
+        widths = [0, *(H + (j + 2) * M for j in range(1, g))]
+        record_at = list(accumulate((n * w for n, w in zip(counts, widths, strict=True)), initial=0))
+        record_of_at = list(accumulate([0, *counts[1:]], initial=0))
+        gbias = m.new_empty(B, H + g * M)
+        left = x.new_empty(N, H + M) if need_weights or (need_x and H) else None
+        ga = x.new_empty(N, g * M) if need_x and H == 0 else None
+        integers = m.new_empty(N + record_of_at[-1] if need_weights else 0, dtype=torch.int32)
+        left_of, record_of = integers[:N], integers[N:]
+        records = m.new_empty(max(record_at[-1], 1) if need_weights else 0)
+        recorded = [None if not need_weights else t for t in (left_of, ga, records, record_of)]
+        recorded[1] = ga
+        pointers = (packed, memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm, gbias, left)
+        arguments = [*batch, *map(_address, (*pointers, *recorded)), *record_at[:-1], *record_of_at[:-1]]
+        kernels.launch("backward", (B, 1), arguments, x)
+        if need_x:
+            inputs = torch.cat(list(weights.Whm)) if weights.Wxh is None else weights.Wxh
+            factor = ga if left is None or H == 0 else left[:, :H]
+            torch.mm(factor, inputs.to(x.dtype), out=gx.view(N, I))  # type: ignore[arg-type]
+        if need_weights:
+            products = kernels.products
+            chunk = max(32, -(-N // (WAVES * device_of(x.device.index).processors)))
+            chunks = [-(-n // chunk) for n in counts]
+            sums = m.new_empty(sum(n * outputs for n, outputs in zip(chunks, products.outputs, strict=True)))
+            factors = map(_address, (x, memory, hidden if H else None, left, left_of, m, records, record_of))
+            arguments = [
+                *batch,
+                N,
+                chunk,
+                *factors,
+                *record_at[:-1],
+                *record_of_at[:-1],
+                sums.data_ptr(),
+            ]
+            kernels.launch("products", (sum(chunks), products.columns), arguments, x)
+            arguments = [N, B, chunk, sums.data_ptr(), gbias.data_ptr(), gflat.data_ptr()]
+            kernels.launch("gather", (-(-len(gflat) // 32), 1), arguments, x)
+            if kernels.projected and H:
+                torch.mm(left[:, :H].to(m.dtype).T, x.view(N, I).to(m.dtype), out=gflat[: H * I].view(H, I))  # type: ignore[index]
+    return gx, gm, gflat
+
+
+def _projected(x: Tensor, weights: Weights) -> Tensor:
+    """What the kernel adds at each step: (N, H), or (N, G) of the Clockwork RNN."""
+    W = torch.cat(list(weights.Whm)) if weights.Wxh is None else weights.Wxh
+    return x.view(-1, x.shape[-1]) @ W.to(x.dtype).T
+
+
+class Products(NamedTuple):
+    """The kernel `products`: what a chunk of each module's records leaves, and how many blocks have its tiles."""
+
+    outputs: list[int]
+    threads: int
+    columns: int
+    staged: int  # values of one record
+    batched: int  # records staged at a time
+
+    def shared(self, real: torch.dtype) -> int:
+        return self.batched * (self.staged * real.itemsize + 8)
+
+    @classmethod
+    def of(cls, sizes: Sizes, projected: bool) -> "Products":
+        I, H, M, g, _ = sizes
+        K = H or I
+        inline = 0 if projected or H == 0 else I
+        outputs = [(H + (j + 1) * M) * M + M * K + (H * inline if j == 0 else 0) for j in range(g)]
+        MP = _up(M, 4)
+        tiles = [
+            (_up(H + (j + 1) * M, 8) + _up(K, 8)) // 8 * (MP // 4)
+            + (_up(H, 8) // 8 * (_up(inline, 4) // 4) if j == 0 else 0)
+            for j in range(g)
+        ]
+        threads = min(256, _up(max(tiles), 32))
+        staged = _up(H + g * M, 8) + _up(K, 8) + 2 * MP + _up(inline, 4)
+        batched = max(1, min(8, 32 * threads // staged))
+        return cls(outputs, threads, -(-max(tiles) // threads), staged, batched)
+
+
+def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: int, device: Device) -> Choices | None:
+    """The layout of a pass, or None if the state of a sequence does not fit the device."""
+    _, H, M, g, _ = sizes
+    compute = min(512, _up(H + M, 32))
+    lanes = 1
+    while lanes < 4 and M * 2 * lanes <= compute and 4 * 2 * lanes <= max(H, 8):
+        lanes *= 2
+    width = _widths(part, sizes, lanes)
+    own, slowest = -(-(H + M) // compute), min(g - 1, (compute // lanes - 1) // M)
+    registers = (own * _up(M, 4) + width[slowest] // lanes) * real.itemsize // 4
+    for blocks in (2, 1) if device.processors < B else (1,):
+        choices = Choices(blocks, compute, lanes, 8, registers <= 96, g)
+        while choices.resident >= 0:
+            if shared_bytes(part, sizes, real, value, choices) <= device.shared // blocks - (blocks - 1) * 1024:
+                return choices
+            choices = choices._replace(resident=choices.resident - 1)
+    return None
+
+
+def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> int:
+    """Of a block, as cuda.cu counts them (it checks)."""
+    I, H, M, g, _ = sizes
+    MP, G = _up(M, 4), g * M
+    widths = _widths(part, sizes, choices.lanes)
+    owned = [H + (j + 1) * M if part == "forward" else H for j in range(g)]
+    resident = sum(owned[j] * MP + widths[j] * M for j in range(choices.resident))
+
+    def words(values: int) -> int:
+        return _up(values * value.itemsize + 2, 16) // 4
+
+    if part == "forward":
+        z = g * H + M * (g * (g + 1) // 2)
+        state = _up(H + G, 4) + _up(z, 4) + widths[0] + g * MP
+        slot = words((H or G) if _projects(sizes) else I) * 4 + 4
+    else:
+        state = sum(widths) + _up(H + G, 4) + _up(G, 4) + g * MP
+        slot = (words(G) + words(H or G)) * 4 + 8
+    return (resident + state) * real.itemsize + choices.ahead * slot
+
+
+def _widths(part: str, sizes: Sizes, lanes: int) -> list[int]:
+    """What is summed over for each module, in equal parts for the lanes."""
+    _, H, M, g, _ = sizes
+    more = 0 if part == "forward" else _up(M, 4 * lanes)
+    return [_up(H, 4 * lanes) + (j + 1) * more for j in range(g)]
+
+
+def _projects(sizes: Sizes) -> bool:
+    """Whether the input is multiplied before the kernel."""
+    return sizes.I > INLINE_INPUT or (sizes.H == 0 and sizes.I > 0)
+
+
+class Kernels:
+    """The compiled kernels of one pass for one layer's sizes, on one device."""
+
+    def __init__(self, part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: int, index: int) -> None:
+        device = device_of(index)
+        choices = choose(part, sizes, real, value, B, device)
+        if choices is None:
+            raise RuntimeError(f"a layer of {sizes} does not fit this device; use mslmn.set_backend('torch')")
+        self.choices, self.projected, self.products = choices, _projects(sizes), Products.of(sizes, _projects(sizes))
+        self.source = source(part, sizes, real, value, choices)
+        self.threads = {
+            part: choices.compute + 32 * CARRIERS[part],
+            "products": self.products.threads,
+            "pack": 256,
+            "gather": 256,
+        }
+        self.shared = {
+            part: shared_bytes(part, sizes, real, value, choices),
+            "products": self.products.shared(real),
+            "pack": 0,
+            "gather": 256 * real.itemsize,
+        }
+        names = ("pack", "forward") if part == "forward" else ("pack", "backward", "products", "gather")
+        self.functions = nvrtc.load(self.source, names, device.capability, self.shared)
+        widths = _widths(part, sizes, choices.lanes)
+        MP = _up(sizes.M, 4)
+        owned = [sizes.H + (j + 1) * sizes.M if part == "forward" else sizes.H for j in range(sizes.g)]
+        self.packed = sum(owned[j] * MP + widths[j] * sizes.M for j in range(sizes.g))
+
+    def pack(self, flat: list[Tensor], sizes: Sizes, like: Tensor) -> Tensor:
+        packed = like.new_empty(self.packed)
+        self.launch("pack", (-(-self.packed // 256), 1), [*_pointers(flat, sizes), packed.data_ptr()], like)
+        return packed
+
+    def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], on: Tensor) -> None:
+        nvrtc.launch(
+            self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), on.device
+        )
+
+
+def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> str:
+    """cuda.cu for one layer: its sizes and the choices, then the text."""
+    I, H, M, g, biased = sizes
+    projected = _projects(sizes)
+    products = Products.of(sizes, projected)
+    constants = {
+        "I": I, "H": H, "M": M, "g": g,
+        "BLOCKS": choices.blocks, "COMPUTE": choices.compute, "CARRIERS": CARRIERS[part], "LANES": choices.lanes,
+        "AHEAD": choices.ahead, "RESIDENT": choices.resident,
+        "TILES": products.threads, "BATCHED": products.batched, "PRODUCTS_BYTES": products.shared(real),
+        f"{part.upper()}_BYTES": shared_bytes(part, sizes, real, value, choices),
+    }  # fmt: skip
+    flags = {"CACHED": choices.cached, "PROJECTED": projected, "BIASED": biased}
+    lines = [
+        *(["#define FORWARD"] if part == "forward" else []),
+        *(f"struct {NAMES[value]};" for _ in range(value.itemsize == 2)),
+        f"typedef {NAMES[real]} real;",
+        f"typedef {NAMES[value]} value;",
+        *(f"constexpr int {name} = {number};" for name, number in constants.items()),
+        *(f"constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()),
+    ]
+    return "\n".join([*lines, nvrtc.text()])
+
+
+@lru_cache(maxsize=256)
+def _kernels_of(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, many: bool, index: int) -> Kernels:
+    return Kernels(part, sizes, real, value, device_of(index).processors + many, index)
+
+
+def _kernels(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: int, device: torch.device) -> Kernels:
+    return _kernels_of(part, sizes, real, value, device_of(device.index).processors < B, device.index)
+
+
+def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse: bool) -> list[int]:
+    """`Batch` of cuda.cu."""
+    T = x.shape[0] if batch_sizes is None else len(batch_sizes)
+    packing = None if batch_sizes is None else packing_of(batch_sizes, x.device)
+    return [_address(packing), clock.data_ptr(), T | B << 32, int(reverse)]
+
+
+_packings: dict[tuple[bytes, torch.device], Tensor] = {}
+_captured: list[Tensor] = []  # what CUDA graphs read, for as long as they may
+PACKINGS = 16
+
+
+def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
+    """Offsets of the steps (T + 1), lengths of the sequences (B), steps of all sequences before each (B + 1).
+
+    The last few are kept on the device: both directions of a layer, its layers and their backward passes share one, and
+    a CUDA graph can be captured after a run to warm up.
+    """
+    sizes = batch_sizes.to("cpu", torch.int64)
+    key = sizes.numpy().tobytes(), device
+    found = _packings.pop(key, None)
+    if found is None:
+        B = int(sizes[0])
+        zero = sizes.new_zeros(1)
+        lengths = len(sizes) - torch.searchsorted(sizes.flip(0).contiguous(), torch.arange(B), right=True)
+        parts = [zero, sizes.cumsum(0), lengths, zero, lengths.cumsum(0)]
+        found = torch.cat(parts).to(device)
+        while len(_packings) >= PACKINGS:
+            del _packings[next(iter(_packings))]
+    _packings[key] = found
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _captured.append(found)
+    return found
+
+
+def _plain(t: Tensor) -> Tensor:
+    return t.resolve_neg().contiguous()
+
+
+def _flat(weights: Weights) -> list[Tensor]:
+    flat = weights.flat()
+    return flat if all(map(Tensor.is_contiguous, flat)) else list(map(Tensor.contiguous, flat))
+
+
+def _pointers(flat: list[Tensor], sizes: Sizes) -> list[int]:
+    """`Weights` of cuda.cu, 0 where there is none."""
+    addresses = list(map(Tensor.data_ptr, flat))
+    none = [0] * sizes.g
+    if sizes.H == 0:
+        addresses[:0] = [0, 0, *none]
+    elif not sizes.bias:
+        addresses[1:1] = [0]
+    return addresses if sizes.bias else addresses + none
+
+
+def _address(of: Tensor | None) -> int:
+    return 0 if of is None else of.data_ptr()
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to

@@ -1,0 +1,142 @@
+"""From CUDA source to functions that can be launched: NVRTC, a cache on disk, the driver.
+
+PyTorch's CUDA builds bring NVRTC and, from 2.10, cuda-bindings, through which both are called.
+"""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OPTIONS = ("--std=c++17", "-default-device")
+
+
+@lru_cache
+def text() -> str:
+    return Path(__file__).with_name("cuda.cu").read_text()
+
+
+@lru_cache
+def why_not() -> str | None:
+    """Why nothing can be compiled here, or None if it can."""
+    try:
+        from cuda.bindings import driver, nvrtc  # noqa: F401
+    except ImportError:
+        return "they are launched with cuda-bindings, which is not installed: pip install 'mslmn[cuda]'"
+    try:
+        version()
+    except Exception as error:
+        return f"NVRTC, which compiles them, cannot be loaded ({error})"
+    return None
+
+
+@lru_cache
+def version() -> tuple[int, int]:
+    from cuda.bindings import nvrtc
+
+    major, minor = _nvrtc(nvrtc.nvrtcVersion())
+    return major, minor
+
+
+def shared_memory(index: int) -> int:
+    """Bytes of shared memory that a block of a device can have."""
+    from cuda.bindings import driver
+
+    torch.cuda.current_stream(index)  # torch starts the driver
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    (size,) = _driver(driver.cuDeviceGetAttribute(attribute, index))
+    return int(size)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``MSLMN_CACHE``, or ``mslmn`` in the user's folder for caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MSLMN_CACHE") or Path(home) / "mslmn")
+
+
+def compiled(source: str, capability: tuple[int, int]) -> bytes:
+    """The machine code, from the cache or from NVRTC."""
+    options = (*OPTIONS, f"--gpu-architecture=sm_{capability[0]}{capability[1]}")
+    name = hashlib.sha256("\0".join([*map(str, version()), *options, source]).encode()).hexdigest()
+    path = cache_folder() / f"{name}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    code = compile_source(source, options)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(code)
+        temporary.replace(path)
+    except OSError:  # a read-only home: compiled again next time
+        temporary.unlink(missing_ok=True)
+    return code
+
+
+def compile_source(source: str, options: Sequence[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    (program,) = _nvrtc(nvrtc.nvrtcCreateProgram(source.encode(), b"mslmn.cu", 0, [], []))
+    try:
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            (size,) = _nvrtc(nvrtc.nvrtcGetProgramLogSize(program))
+            log = bytes(size)
+            _nvrtc(nvrtc.nvrtcGetProgramLog(program, log))
+            raise RuntimeError(f"NVRTC refuses the kernels: {log.decode(errors='replace')}")
+        (size,) = _nvrtc(nvrtc.nvrtcGetCUBINSize(program))
+        code = bytes(size)
+        _nvrtc(nvrtc.nvrtcGetCUBIN(program, code))
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def load(source: str, names: Sequence[str], capability: tuple[int, int], shared: Mapping[str, int]) -> dict[str, Any]:
+    """Functions of the current device, by name; each may use the shared memory it needs."""
+    from cuda.bindings import driver
+
+    torch.cuda.current_stream()  # torch makes the device's context
+    (module,) = _driver(driver.cuModuleLoadData(compiled(source, capability)))
+    functions = {}
+    for name in names:
+        (function,) = _driver(driver.cuModuleGetFunction(module, name.encode()))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _driver(driver.cuFuncSetAttribute(function, attribute, shared[name]))
+        functions[name] = function
+    return functions
+
+
+def launch(
+    function: Any,
+    blocks: tuple[int, int],
+    threads: int,
+    shared: int,
+    arguments: "array[int]",  # the one struct that the kernel takes
+    device: torch.device,
+) -> None:
+    from cuda.bindings import driver
+
+    stream = torch.cuda.current_stream(device).cuda_stream
+    pointers = array("Q", [arguments.buffer_info()[0]])
+    _driver(driver.cuLaunchKernel(function, *blocks, 1, threads, 1, 1, shared, stream, pointers.buffer_info()[0], 0))
+
+
+def _nvrtc(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    error, *values = result
+    if error.value:
+        raise RuntimeError(f"NVRTC failed: {error.name}")
+    return tuple(values)
+
+
+def _driver(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    error, *values = result
+    if error.value:
+        raise RuntimeError(f"the CUDA driver failed: {error.name}")
+    return tuple(values)
