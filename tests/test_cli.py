@@ -87,7 +87,7 @@ def test_bench_prints_tables_writes_json_and_draws(small, tmp_path):
 
 
 def test_bench_prints_no_time_for_a_wrong_result(small, tmp_path, monkeypatch):
-    right = recurrence._results
+    right = recurrence.results
 
     def wrong(layer, x, g):
         results = right(layer, x, g)
@@ -95,7 +95,7 @@ def test_bench_prints_no_time_for_a_wrong_result(small, tmp_path, monkeypatch):
             results["the gradient of cells.0.Wmm.1"] = results["the gradient of cells.0.Wmm.1"] + 1e-2
         return results
 
-    monkeypatch.setattr(recurrence, "_results", wrong)
+    monkeypatch.setattr(recurrence, "results", wrong)
     result = run("bench", "--threads", "1", "--repeats", "1", "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "the gradient of cells.0.Wmm.1" in result.output and "no time is reported" in result.output
