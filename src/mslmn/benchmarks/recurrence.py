@@ -151,7 +151,8 @@ def inference(layer: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 def training_step(layer: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     with torch.no_grad():
-        g = torch.randn_like(layer(x)[0])
+        like = layer(x)[0]
+    g = torch.randn(like.shape).to(like)  # from the CPU's generator: a failed CUDA graph spoils the GPU's
     parameters = list(layer.parameters())
 
     def call() -> Tensor:

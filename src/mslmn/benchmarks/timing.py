@@ -28,7 +28,7 @@ def wall_clock(call: Callable[[], object], times: int) -> float:
 
 
 def event_clock(call: Callable[[], object], times: int) -> float:
-    """From when the GPU is free to when it has done the work of all calls: its own time, and the host's if that is more."""
+    """Between two events on the GPU: its own time, or the host's where that is more."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -36,7 +36,7 @@ def event_clock(call: Callable[[], object], times: int) -> float:
         call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def alternate(
