@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fake_runs
 import mslmn
-from mslmn.benchmarks import autoencoder, recurrence, report, timing
+from mslmn.benchmarks import autoencoder, cuda, recurrence, report, timing
 from mslmn.cli import app
 from mslmn.data import words as spoken
 from mslmn.experiments import generation, jobs, search
@@ -87,7 +87,7 @@ def test_bench_prints_tables_writes_json_and_draws(small, tmp_path):
 
 
 def test_bench_prints_no_time_for_a_wrong_result(small, tmp_path, monkeypatch):
-    right = recurrence._results
+    right = recurrence.results
 
     def wrong(layer, x, g):
         results = right(layer, x, g)
@@ -95,7 +95,7 @@ def test_bench_prints_no_time_for_a_wrong_result(small, tmp_path, monkeypatch):
             results["the gradient of cells.0.Wmm.1"] = results["the gradient of cells.0.Wmm.1"] + 1e-2
         return results
 
-    monkeypatch.setattr(recurrence, "_results", wrong)
+    monkeypatch.setattr(recurrence, "results", wrong)
     result = run("bench", "--threads", "1", "--repeats", "1", "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "the gradient of cells.0.Wmm.1" in result.output and "no time is reported" in result.output
@@ -114,6 +114,66 @@ def test_bench_leaves_the_number_of_threads_as_it_was(small, tmp_path):
     before = torch.get_num_threads()
     run("bench", "--threads", "3", "--repeats", "1", "--no-sweep", "--out", str(tmp_path))
     assert torch.get_num_threads() == before
+
+
+def measured(**changes):
+    """A row of the benchmark of the GPU, made up."""
+    floor = {"bytes": 1e6, "operations": 1e9, "seconds": 2e-5, "ratio": 50.0}
+    row = {
+        "size": "handwriting", "candidate": "MS-LMN", "precision": "fp32",
+        "dimensions": {"T": 600, "B": 32, "I": 4, "H": 144, "M": 16, "g": 9},
+        "parameters": 53856, "forward": 1e-3, "training": 3e-3, "forward_graph": None,
+        "training_graph": None, "latency": 1e-3 / 600, "error": 3.4e-7, "floors": {"forward": floor, "training": floor},
+    }  # fmt: skip
+    return {**row, **changes}
+
+
+@pytest.fixture
+def made_up_gpu(monkeypatch):
+    lstm = {"candidate": "nn.LSTM(4, 110)", "error": None, "floors": None}
+    missed = {"size": "handwriting", "B": 32, "pass": "forward", "against": "nn.LSTM(4, 110)", "required": 3.0}
+    found = {
+        "machine": {"gpu": "a GPU", "processor": "a CPU", "torch": "2", "mslmn": "1", "backend": "cuda"},
+        "ceilings": {"bandwidth": 4.3e12, "operations": 5.1e13},
+        "rows": [measured(), measured(**lstm, forward=2.5e-3, training=9e-3, forward_graph=2e-3)],
+        "required": [{**missed, "ratio": 2.5}, {**missed, "pass": "training", "ratio": 3.0}],
+    }
+    monkeypatch.setattr(cuda, "run", lambda repeats, progress, device: found)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("mslmn.cli._check_device", lambda device: None)
+
+
+def test_bench_on_a_gpu_prints_tables_and_writes_json(made_up_gpu, tmp_path):
+    result = run("bench", "--device", "cuda", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for words in ("a GPU, torch 2", "handwriting (T=600, B=32", "2.500 ( 2.50x)", "9.000 ( 3.00x)", "2.000", "3.4e-07",
+                  "1.667", "0.0200", "50.0x", "4.30 TB/s"):  # fmt: skip
+        assert words in result.output
+    assert "missed" not in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["cuda.json"]
+    assert json.loads((tmp_path / "cuda.json").read_text())["rows"][1]["training_graph"] is None
+
+
+def test_bench_fails_where_a_required_ratio_is_missed(made_up_gpu, tmp_path):
+    result = run("bench", "--device", "cuda", "--require", "--out", str(tmp_path))
+    assert result.exit_code == 1 and result.output.count("missed:") == 1
+    assert "handwriting, B = 32, forward: 2.50 times as fast as nn.LSTM(4, 110), 3.0 required" in lines(result)
+    assert (tmp_path / "cuda.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--device cuda:99", "there is no device 'cuda:99' here"),
+        ("--device tpu", "the recurrence is not measured on 'tpu'; layers are on cpu and cuda"),
+        ("autoencoder --device cuda", "the autoencoder is not measured on 'cuda'"),
+        ("--require", "add --device cuda"),
+    ],
+)
+def test_bench_says_which_device_it_cannot_use(options, message, tmp_path):
+    result = run("bench", *options.split(), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2 and message in lines(result), result.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

@@ -66,11 +66,15 @@ class Benchmark(StrEnum):
 def bench(
     what: Annotated[Benchmark, typer.Argument(help="The layers, or LinearAutoencoder.")] = Benchmark.recurrence,
     threads: Annotated[
-        list[int], typer.Option(min=1, help="Layers: numbers of threads to measure with; repeat the option.")
+        list[int], typer.Option(min=1, help="On the CPU: numbers of threads to measure with; repeat the option.")
     ] = [1, 2],  # noqa: B006
     repeats: Annotated[int, typer.Option(min=1, help="Rounds in which the candidates take turns.")] = 21,
-    sweep: Annotated[bool, typer.Option(help="Layers: also sweep T, B, M and g.")] = True,
+    sweep: Annotated[bool, typer.Option(help="On the CPU: also sweep T, B, M and g.")] = True,
     full: Annotated[bool, typer.Option("--full", help="Autoencoder: also what takes minutes.")] = False,
+    device: Annotated[str, typer.Option(help="Layers: cpu, or a GPU: cuda, cuda:1.")] = "cpu",
+    require: Annotated[
+        bool, typer.Option("--require", help="On a GPU: fail where a required ratio is missed.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the JSON file and the plot.")] = Path("bench"),
 ) -> None:
     """Time the layers against nn.LSTM, nn.RNN and the reference loop, or LinearAutoencoder against slices.
@@ -79,12 +83,16 @@ def bench(
 
     mslmn bench --threads 1 --no-sweep --repeats 51
 
+    mslmn bench --device cuda --require
+
     mslmn bench autoencoder --full
     """
-    from .benchmarks import autoencoder, recurrence, report
+    from .benchmarks import autoencoder, cuda, recurrence, report
     from .benchmarks.timing import Disagreement
 
     console = Console()
+    with _told(console):
+        on_gpu = _on_gpu(device, what, require)
     try:  # before minutes of measuring, not after
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -97,6 +105,8 @@ def bench(
 
             if what is Benchmark.autoencoder:
                 found = autoencoder.run(repeats, full, progress)
+            elif on_gpu:
+                found = cuda.run(repeats, progress, device)
             else:
                 found = recurrence.run(tuple(threads), repeats, sweep, progress)
     except Disagreement as error:
@@ -105,6 +115,15 @@ def bench(
     if what is Benchmark.autoencoder:
         report.print_autoencoder(found, console)
         _write_json(found, out / "autoencoder.json", console)
+        return
+    if on_gpu:
+        report.print_cuda(found, console)
+        _write_json(found, out / "cuda.json", console)
+        missed = cuda.missed(found) if require else []
+        for line in missed:
+            console.print(f"[red]missed:[/red] {escape(line)}", soft_wrap=True)
+        if missed:
+            raise typer.Exit(1)
         return
     report.print_tables(found, console)
     _write_json(found, out / "bench.json", console)
@@ -383,6 +402,19 @@ def _check_device(wish: str | None) -> None:
     except (RuntimeError, AssertionError) as error:  # no such device; torch without CUDA
         why = str(error).splitlines()[0]
         raise ValueError(f"there is no device {wish!r} here ({why}); choose cpu, or what mslmn doctor lists") from None
+
+
+def _on_gpu(device: str, what: Benchmark, require: bool) -> bool:
+    """Whether `bench` is to run on a GPU, which is there and becomes the current one."""
+    if device == "cpu":
+        if require:
+            raise ValueError("--require is for a GPU: no ratio is required of a CPU; add --device cuda")
+        return False
+    if not device.startswith("cuda") or what is Benchmark.autoencoder:
+        raise ValueError(f"the {what.value} is not measured on {device!r}; layers are on cpu and cuda, the rest on cpu")
+    _check_device(device)
+    torch.cuda.set_device(device)
+    return True
 
 
 def _models(wish: str | None, known: tuple[str, ...], some: bool) -> tuple[str, ...]:

@@ -9,9 +9,15 @@ import mslmn
 from ..ops import backends, cpu
 
 
-def machine() -> dict[str, str]:
-    backend = backends.chosen(torch.device("cpu"))
+def machine(device: str = "cpu") -> dict[str, str]:
+    """Processor, versions and backend; of a GPU also its name, CUDA's version and cuDNN's."""
+    backend = backends.chosen(torch.device(device))
+    gpu = {}
+    if torch.device(device).type == "cuda":
+        gpu["gpu"] = torch.cuda.get_device_name(device)
+        gpu["cuda"], gpu["cudnn"] = str(torch.version.cuda), str(torch.backends.cudnn.version())
     return {
+        **gpu,
         "processor": _processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -99,7 +99,7 @@ def compare(size: Size, threads: int, repeats: int) -> list[Row]:
     forward = {name: inference(*pair) for name, pair in candidates.items()}
     training = {name: training_step(*pair) for name, pair in candidates.items()}
     times = alternate(forward, repeats), alternate(training, repeats)
-    parameters = {name: _count(module) for name, (module, _) in candidates.items()}
+    parameters = {name: count(module) for name, (module, _) in candidates.items()}
     with mslmn.set_backend("reference"):  # too slow to take turns with: a few rounds are enough
         slow = alternate({"f": inference(layer, x)}, 3)["f"], alternate({"t": training_step(layer, x)}, 3)["t"]
     dimensions = {symbol: getattr(size, symbol) for symbol in "TBIHMg"}
@@ -112,10 +112,10 @@ def compare(size: Size, threads: int, repeats: int) -> list[Row]:
 
 def peers(size: Size, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """nn.LSTM and nn.RNN nearest in parameters (without input they get a constant zero, its weights not counted)."""
-    budget, I = _count(layer), max(size.I, 1)
+    budget, I = count(layer), max(size.I, 1)
 
     def live(kind: type[nn.LSTM] | type[nn.RNN], gates: int) -> Callable[[int], int]:
-        return lambda n: _count(kind(I, n)) - (gates * n if size.I == 0 else 0)
+        return lambda n: count(kind(I, n)) - (gates * n if size.I == 0 else 0)
 
     lstm = mslmn.nearest_size(live(nn.LSTM, 4), budget)
     rnn = mslmn.nearest_size(live(nn.RNN, 1), budget)
@@ -127,9 +127,9 @@ def peers(size: Size, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def check_agreement(layer: mslmn.MSLMN, x: Tensor) -> None:
     """Outputs and gradients of the chosen backend are those of the reference, or `Disagreement`."""
     g = torch.randn(*x.shape[:-1], layer.output_size)
-    ours = _results(layer, x, g)
+    ours = results(layer, x, g)
     with mslmn.set_backend("reference"):
-        expected = _results(layer, x, g)
+        expected = results(layer, x, g)
     for name, value in ours.items():
         scale = max(expected[name].abs().max().item(), 1e-6) if value.numel() else 1.0
         error = (value - expected[name]).abs().max().item() / scale if value.numel() else 0.0
@@ -140,24 +140,27 @@ def check_agreement(layer: mslmn.MSLMN, x: Tensor) -> None:
             )
 
 
-def inference(layer: nn.Module, x: Tensor) -> Callable[[], None]:
-    def call() -> None:
+def inference(layer: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    def call() -> Tensor:
         with torch.no_grad():
-            layer(x)
+            output: Tensor = layer(x)[0]
+        return output
 
     return call
 
 
-def training_step(layer: nn.Module, x: Tensor) -> Callable[[], None]:
+def training_step(layer: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     with torch.no_grad():
-        g = torch.randn_like(layer(x)[0])
+        like = layer(x)[0]
+    g = torch.randn(like.shape).to(like)  # from the CPU's generator: a failed CUDA graph spoils the GPU's
     parameters = list(layer.parameters())
 
-    def call() -> None:
+    def call() -> Tensor:
         for parameter in parameters:
             parameter.grad = None
-        output, _ = layer(x)
+        output: Tensor = layer(x)[0]
         output.backward(g)
+        return output
 
     return call
 
@@ -207,7 +210,8 @@ def stream(size: Size, repeats: int, progress: Callable[[str], None]) -> dict[st
     return {"size": size.name, "seconds": alternate(steps, repeats)}
 
 
-def _results(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+def results(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """The output, the final memory, and what the gradient ``g`` of the output makes of every other gradient."""
     x = x.clone().requires_grad_()
     output, state = layer(x)
     names = ["the input's gradient", *(f"the gradient of {name}" for name, _ in layer.named_parameters())]
@@ -215,5 +219,5 @@ def _results(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, Tensor]:
     return {"the output": output, "the final memory": state.memory, **dict(zip(names, grads, strict=True))}
 
 
-def _count(module: nn.Module) -> int:
+def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())

@@ -64,6 +64,56 @@ def print_autoencoder(found: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def print_cuda(found: dict[str, Any], console: Console) -> None:
+    console.width = max(console.width, 110)  # in a file, too, numbers are whole
+    machine, limits = found["machine"], found["ceilings"]
+    console.print(
+        f"{machine.get('gpu', machine['processor'])}, torch {machine['torch']}, mslmn {machine['mslmn']}, "
+        f"backend {machine['backend']}"
+    )
+    console.print("Median milliseconds; in parentheses how many times faster the MS-LMN is, in the same run.")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        dimensions = ", ".join(f"{symbol}={value}" for symbol, value in row["dimensions"].items())
+        groups.setdefault(f"{row['size']} ({dimensions})", []).append(row)
+    for title, rows in groups.items():
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for heading in ("", "parameters", "forward", "+ backward", "graph: forward", "+ backward"):
+            table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+        for row in rows:
+            times = [
+                _time_or_dash(row[key], rows[0][key], row is rows[0])
+                for key in ("forward", "training", "forward_graph", "training_graph")
+            ]
+            table.add_row(row["candidate"], f"{row['parameters']:,}", *times)
+        console.print(table)
+    console.print(_floor_table(groups))
+    console.print(
+        f"The floor is what {limits['bandwidth'] / 1e12:.2f} TB/s (a copy) and {limits['operations'] / 1e12:.1f} "
+        "TFLOP/s (a product in fp32), measured in this run, allow: milliseconds, and how many times that was reached."
+    )
+
+
+def _time_or_dash(seconds: float | None, ours: float | None, is_ours: bool) -> str:
+    if seconds is None or ours is None:
+        return "-" if seconds is None else _time(seconds, seconds, True)
+    return _time(seconds, ours, is_ours)
+
+
+def _floor_table(groups: dict[str, list[dict[str, Any]]]) -> Table:
+    table = Table(title="how far from the floor", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("", "error", "us a step", "floor: forward", "reached", "+ backward", "reached"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    checked = (row for rows in groups.values() for row in rows if row["floors"] and row["error"] is not None)
+    for row in checked:
+        cells = [f"{row['error']:.1e}", f"{row['latency'] * 1e6:.3f}"]
+        for what in ("forward", "training"):
+            floor = row["floors"][what]
+            cells += [f"{floor['seconds'] * MILLI:.4f}", f"{floor['ratio']:.1f}x"]
+        table.add_row(f"{row['size']}, B={row['dimensions']['B']}: {row['candidate']}", *cells)
+    return table
+
+
 def _time(seconds: float, ours: float, is_ours: bool) -> str:
     digits = 1 if seconds > 0.1 else 2 if seconds > 1e-2 else 3
     return f"{seconds * MILLI:.{digits}f}" + ("        " if is_ours else f" ({seconds / ours:5.2f}x)")

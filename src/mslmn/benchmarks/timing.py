@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 Result = TypeVar("Result")
+Clock = Callable[[Callable[[], object], int], float]  # seconds that a call takes, so many times one after the other
 LEAST_SECONDS = 2e-2  # of one measurement: shorter calls are repeated within it, as in training, where caches stay warm
 
 
@@ -17,30 +20,50 @@ class Disagreement(RuntimeError):
     """What was to be timed gives wrong numbers."""
 
 
-def alternate(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def wall_clock(call: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - start
+
+
+def event_clock(call: Callable[[], object], times: int) -> float:
+    """Between two events on the GPU: its own time, or the host's where that is more."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def alternate(
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Clock = wall_clock,
+    least: float | None = None,  # seconds of one measurement; LEAST_SECONDS by default
+) -> dict[str, float]:
     """Median seconds per call of each candidate, measured in turn, ``repeats`` rounds.
 
     Each round is in another order: a call pays for the caches and the heap that the one before it leaves.
     """
-    calls = {name: _calls(candidate) for name, candidate in candidates.items()}
+    least = LEAST_SECONDS if least is None else least
+    calls = {name: _calls(candidate, clock, least) for name, candidate in candidates.items()}
     times: dict[str, list[float]] = {name: [] for name in candidates}
     shuffled = random.Random(0)
     for _ in range(repeats):
         for name, candidate in shuffled.sample(list(candidates.items()), len(candidates)):
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                candidate()
-            times[name].append((time.perf_counter() - start) / calls[name])
+            times[name].append(clock(candidate, calls[name]) / calls[name])
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def _calls(candidate: Callable[[], object]) -> int:
+def _calls(candidate: Callable[[], object], clock: Clock, least: float) -> int:
     """Warm up, and find how many calls make a measurement."""
     for _ in range(3):
         candidate()
-    start = time.perf_counter()
-    candidate()
-    return max(1, round(LEAST_SECONDS / max(time.perf_counter() - start, 1e-9)))
+    return max(1, round(least / max(clock(candidate, 1), 1e-9)))
 
 
 def extra_memory(call: Callable[[], Result]) -> tuple[Result, int | None]:
