@@ -43,3 +43,8 @@ def listed(skipped: list[str], shown: int = SHOWN) -> str:
     """What was skipped, a line each; nothing if nothing was."""
     more = [f"and {len(skipped) - shown} more"] if len(skipped) > shown else []
     return "".join(f"\n  {message}" for message in [*skipped[:shown], *more])
+
+
+def because(skipped: list[str]) -> str:
+    """The end of an error: what may be behind it."""
+    return f"; or repair what was skipped:{listed(skipped)}" if skipped else ""

@@ -72,7 +72,7 @@ def clips(folder: str | Path, words: Iterable[str]) -> list[Clip]:
     if missing:
         raise ValueError(
             f"{folder} has no clip of {', '.join(map(repr, sorted(missing)))} in {len(utterances)} .WRD files; "
-            f"choose words that the corpus has{_listed(skipped)}"
+            f"choose words that the corpus has{folders.because(skipped)}"
         )
     for message in skipped:
         warnings.warn(f"skipped: {message}", stacklevel=2)
@@ -101,7 +101,7 @@ def _utterances(folder: str | Path, skipped: list[str]) -> list[Utterance]:
     if not found:
         raise ValueError(
             f"{folder} must hold .WRD files, in it or below, got none in {len(walked)} folders; pass the root of TIMIT "
-            f"(LDC93S1), with files like TRAIN/DR1/FCJF0/SX127.WRD{_listed(skipped)}"
+            f"(LDC93S1), with files like TRAIN/DR1/FCJF0/SX127.WRD{folders.because(skipped)}"
         )
     found.sort(key=lambda u: ([part.upper() for part in u.segmentation.parts], u.segmentation))
     return found
@@ -211,8 +211,3 @@ def _check_riff(path: Path, content: bytes) -> None:
             return
         at = start + size + (size & 1)  # chunks start at even bytes
     raise ValueError(f"{path} must have a RIFF data chunk, got none; copy or convert it again")
-
-
-def _listed(skipped: list[str]) -> str:
-    """The end of an error: what may be behind it."""
-    return f"; or repair what was skipped:{folders.listed(skipped)}" if skipped else ""
