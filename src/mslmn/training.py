@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from . import checkpoint, checks, clock, growth
 from .cells import widened
 from .checkpoint import CheckpointError
+from .data import buckets
 from .layers import MSLMN
 from .model import SequenceModel
 from .objectives import Objective
@@ -49,6 +50,7 @@ class Plan:
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
+    buckets: bool = False  # batches of sequences that are about equally long; a batch takes as long as its longest
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
@@ -76,7 +78,10 @@ class Plan:
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
-        object.__setattr__(self, "balance", checks.flag("balance", self.balance))
+        for name in ("balance", "buckets"):
+            object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
+        if self.balance and self.buckets:
+            raise ValueError("batches are balanced by class or bucketed by length, got both; leave one out")
         checks.choice("schedule", self.schedule, ("constant", "cosine"))
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
@@ -201,7 +206,7 @@ class _Run:
         if there:
             self._resume()
         else:
-            self.objective.prepare(self.train.batches(self.plan.batch_size))
+            self.objective.prepare(self.train.batches(self.plan))
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
@@ -244,7 +249,7 @@ class _Run:
         self._compare(loss)  # what growth found may be better than what training makes of it
 
     def _validate(self) -> tuple[float, float]:
-        batches = self.validation.batches(self.plan.batch_size, self.rank, self.world)
+        batches = self.validation.batches(self.plan, self.rank, self.world)
         loss, metric = growth.means(self.model, batches, self.objective.loss, self.objective.metric)
         if not math.isfinite(loss):
             self.diverged(f"the validation loss is {loss}")
@@ -421,7 +426,7 @@ class _Run:
 
     def _my_train(self) -> "_Batches":
         """The training data of this process, in order, without noise."""
-        return self.train.batches(self.plan.batch_size, self.rank, self.world)
+        return self.train.batches(self.plan, self.rank, self.world)
 
     def _seed(self, epoch: int) -> None:
         torch.manual_seed(derive(self.plan.seed, self.state.stage, epoch))
@@ -584,10 +589,13 @@ class _Data:
 
     def __init__(self, name: str, pairs: Pairs, objective: Objective, device: torch.device) -> None:
         self.pairs, self.objective, self.device = pairs, objective, device
-        self.longest = max(len(_checked(name, i, pairs[i][0])) for i in range(len(pairs)))
+        self.lengths = [len(_checked(name, i, pairs[i][0])) for i in range(len(pairs))]
+        self.longest = max(self.lengths)
 
-    def batches(self, size: int, rank: int = 0, world: int = 1) -> "_Batches":
-        indices = list(range(rank, len(self.pairs), world))
+    def batches(self, plan: Plan, rank: int = 0, world: int = 1) -> "_Batches":
+        order = range(len(self.pairs))
+        indices = (sorted(order, key=self.lengths.__getitem__) if plan.buckets else list(order))[rank::world]
+        size = plan.batch_size
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
     def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
@@ -649,12 +657,17 @@ class _EpochLoader:
     def _pass(self, seed: int) -> Iterator[tuple[Any, Any, float]]:
         run = self.run
         plan = run.plan
-        order = self._order(torch.Generator().manual_seed(seed))
-        for start in range(0, len(order), plan.batch_size):
-            batch = order[start : start + plan.batch_size]
+        for batch in self._cut(torch.Generator().manual_seed(seed)):
             mine = batch[run.rank :: run.world]
             input, target = run.train.collate(mine or batch[:1], plan.noise, seed)
             yield input, target, float(bool(mine))
+
+    def _cut(self, generator: torch.Generator) -> list[list[int]]:
+        size = self.run.plan.batch_size
+        if self.run.plan.buckets:
+            return buckets.batches(self.run.train.lengths, size, generator)
+        order = self._order(generator)
+        return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _order(self, generator: torch.Generator) -> list[int]:
         """At random; balanced: of each class the first at random, then the second, and so on."""
