@@ -38,7 +38,7 @@ GRID = 0.5 / CAP  # between points of a glyph; lengths are in heights of a capit
 ROUNDING = 2.0  # points: how far corners are rounded
 STRAIGHT = 1.5  # curvature below which the pen does not get faster
 BRAKING = 0.12  # length over which a stroke begins and ends slowly
-REACH = 0.3  # how far scripts reach from one letter to the next without a lift
+WITHIN, REACH = 0.2, 0.55  # how far scripts go on without a lift: in a letter, to the next (an a begins at its right)
 
 
 class Glyph(NamedTuple):
@@ -157,7 +157,9 @@ def write(text: str, hand: Writer, rng: np.random.Generator) -> Array:
     leap = np.r_[0, np.hypot(*np.diff(xy, axis=0).T)]  # from the point before
     if hand.font in SCRIPT:
         joined = np.array([i > 0 and text[i - 1 : i + 1].isalpha() for i, _ in glyphs])  # with the letter before
-        first[starts] &= ~(joined & (leap[starts] < REACH))
+        reach = np.full(len(leap), WITHIN)
+        reach[starts] = joined * REACH
+        first &= leap >= reach
     seconds = seconds * rng.lognormal(0, 0.15, len(glyphs))[letter] / hand.pace
     seconds[starts] = leap[starts] / hand.pace
     seconds[first] = leap[first] / hand.pace / 2 + hand.lift * rng.lognormal(0, 0.4, int(first.sum()))
