@@ -36,7 +36,10 @@ def doctor() -> None:
     table = Table(title="versions", title_justify="left", show_header=False)
     for name in ("mslmn", "torch", "numpy", "scipy", "scikit-learn", "safetensors"):
         table.add_row(name, _version(name))
-    for extra, names in {"experiments": ("matplotlib", "librosa", "soundfile"), "search": ("optuna",)}.items():
+    for extra, names in {
+        "experiments": ("matplotlib", "librosa", "soundfile", "Hershey-Fonts", "defusedxml"),
+        "search": ("optuna",),
+    }.items():
         for name in names:
             table.add_row(name, _version(name) or escape(f"not installed: pip install 'mslmn[{extra}]'"))
     console.print(table)
@@ -359,7 +362,7 @@ def _prepare_handwriting(
 def _check_unused(what: Preparable, **options: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if given:
-        raise ValueError(f"{what.value} are prepared without {', '.join(given)}; leave it out")
+        raise ValueError(f"{', '.join(given)} is not for {what.value}; leave it out")
 
 
 class Searchable(StrEnum):

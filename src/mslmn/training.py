@@ -185,8 +185,8 @@ class _Run:
         self.temporary = temporary
         self.writes = self.rank == 0 or temporary  # each process has its own temporary folder
         self.show = progress and self.rank == 0
-        self.train = _Data("training", train, objective, self.device)
-        self.validation = _Data("validation", validation, objective, self.device)
+        self.train = _Data("training", train, objective, self.device, plan.buckets)
+        self.validation = _Data("validation", validation, objective, self.device, plan.buckets)
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
         self.state = Progress()
@@ -206,7 +206,7 @@ class _Run:
         if there:
             self._resume()
         else:
-            self.objective.prepare(self.train.batches(self.plan))
+            self.objective.prepare(self.train.batches(self.plan.batch_size))
             self._begin()
         while self.state.phase != "done":
             if self.state.phase == "train":
@@ -249,7 +249,7 @@ class _Run:
         self._compare(loss)  # what growth found may be better than what training makes of it
 
     def _validate(self) -> tuple[float, float]:
-        batches = self.validation.batches(self.plan, self.rank, self.world)
+        batches = self.validation.batches(self.plan.batch_size, self.rank, self.world)
         loss, metric = growth.means(self.model, batches, self.objective.loss, self.objective.metric)
         if not math.isfinite(loss):
             self.diverged(f"the validation loss is {loss}")
@@ -426,7 +426,7 @@ class _Run:
 
     def _my_train(self) -> "_Batches":
         """The training data of this process, in order, without noise."""
-        return self.train.batches(self.plan, self.rank, self.world)
+        return self.train.batches(self.plan.batch_size, self.rank, self.world)
 
     def _seed(self, epoch: int) -> None:
         torch.manual_seed(derive(self.plan.seed, self.state.stage, epoch))
@@ -587,15 +587,16 @@ def _bar(show: bool) -> Iterator[Callable[["_EpochLoader", str], Iterable[tuple[
 class _Data:
     """Sequences with their targets, and batches of them."""
 
-    def __init__(self, name: str, pairs: Pairs, objective: Objective, device: torch.device) -> None:
-        self.pairs, self.objective, self.device = pairs, objective, device
+    def __init__(
+        self, name: str, pairs: Pairs, objective: Objective, device: torch.device, by_length: bool = False
+    ) -> None:
+        self.pairs, self.objective, self.device, self.by_length = pairs, objective, device, by_length
         self.lengths = [len(_checked(name, i, pairs[i][0])) for i in range(len(pairs))]
         self.longest = max(self.lengths)
 
-    def batches(self, plan: Plan, rank: int = 0, world: int = 1) -> "_Batches":
-        order = range(len(self.pairs))
-        indices = (sorted(order, key=self.lengths.__getitem__) if plan.buckets else list(order))[rank::world]
-        size = plan.batch_size
+    def batches(self, size: int, rank: int = 0, world: int = 1) -> "_Batches":
+        order = list(range(len(self.pairs)))
+        indices = (sorted(order, key=self.lengths.__getitem__) if self.by_length else order)[rank::world]
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
     def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
