@@ -12,9 +12,12 @@ import fake_runs
 import mslmn
 from mslmn.benchmarks import autoencoder, cuda, recurrence, report, timing
 from mslmn.cli import app
+from mslmn.data import handwriting
 from mslmn.data import words as spoken
 from mslmn.experiments import generation, jobs, search
 from mslmn.ops import backends, cpu
+from test_iam_ondb import line_file, put_corpus
+from test_pendigits import unipen
 from test_timit import utter
 from test_words import made_up
 
@@ -396,6 +399,77 @@ def test_prepare_writes_what_reproduce_reads(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     with np.load(next(tmp_path.rglob("arrays.npz")), allow_pickle=False) as arrays:
         assert arrays["names"].tolist() == ["she", "water"]
+
+
+def test_prepare_writes_synthetic_handwriting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("prepare", "handwriting", "--lines", "5", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    assert "wrote handwriting.npz: 5 for train, 1 for validation, 1 for test; " in result.output
+    assert "steps a line, 58 outputs" in result.output
+    data = handwriting.load("handwriting.npz")
+    assert (
+        data.name == "synthetic lines, seed 3"
+        and data.kind == "absolute"
+        and data.alphabet.characters == handwriting.PAPER
+    )
+    result = run(
+        "prepare", "handwriting", "--lines", "5", "--features", "offsets", "--alphabet", "all", "--out", "b.npz"
+    )
+    assert result.exit_code == 0 and handwriting.load("b.npz").kind == "offsets", result.output
+    assert handwriting.load("b.npz").alphabet.outputs < 58
+    refused = run("prepare", "handwriting", "--lines", "6", "--seed", "3")
+    assert refused.exit_code == 2 and "handwriting.npz has other data, synthetic lines, seed 3" in lines(refused)
+
+
+@pytest.mark.filterwarnings("default")
+def test_prepare_reads_iam_ondb_and_says_what_it_skipped(tmp_path):
+    put_corpus(tmp_path / "iam")
+    (tmp_path / "iam" / line_file("a01-000u", 1)).write_text("<")
+    out = tmp_path / "iam.npz"
+    result = run(
+        "prepare", "handwriting", "--iam-ondb", str(tmp_path / "iam"), "--features", "offsets", "--out", str(out)
+    )
+    assert result.exit_code == 0, result.output
+    assert "warning: not as many lines as the task t1 has: trainset.txt 1 of 5,364, " in lines(result)
+    assert "warning: skipped 1: " in lines(result) and "a01-000u-01.xml must be XML" in lines(result)
+    assert f"wrote {out}: 1 for train, 4 for validation, 2 for test; " in result.output
+    data = handwriting.load(out)
+    assert data.texts[0] == "don't go." and data.names[0] == "a01-000u-02"
+
+
+@pytest.mark.filterwarnings("default")
+def test_prepare_joins_digits_with_an_alphabet_of_digits(tmp_path):
+    for name in ("tra", "tes"):
+        (tmp_path / f"pendigits-orig.{name}").write_text(unipen(range(1, 8)))
+    out = tmp_path / "digits.npz"
+    result = run("prepare", "handwriting", "--pendigits", str(tmp_path), "--lines", "10", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "warning: " in result.output and "has 84 digits of 7,494" in lines(result)
+    data = handwriting.load(out)
+    assert set(data.alphabet.characters) <= set("0123456789") and data.splits.count("train") == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("handwriting --timit x", "--timit is not for handwriting; leave it out"),
+        ("words --iam-ondb x --seed 0", "--iam-ondb, --seed is not for words; leave it out"),
+        (
+            "handwriting --iam-ondb x --lines 3",
+            "--iam-ondb has its own lines; leave out --pendigits, --lines and --seed",
+        ),
+        ("handwriting --iam-ondb gone", "gone is not a folder; pass the root of IAM-OnDB"),
+        ("handwriting --pendigits gone", "gone is not a folder; pass the one with pendigits-orig.tra"),
+        ("handwriting --lines 0", "Invalid value for '--lines'"),
+        ("handwriting --features deltas", "Invalid value for '--features'"),
+    ],
+)
+def test_what_cannot_be_prepared_is_said(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = run("prepare", *arguments.split())
+    assert result.exit_code == 2 and message in lines(result)
+    assert "Traceback" not in result.output and not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("default")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -134,10 +135,10 @@ def test_a_stage_that_training_only_made_worse_grows_too():
     assert result.best["epoch"] == 0 and result.stages[-1]["modules"] == 2
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 7])
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop):
+@pytest.mark.parametrize(("stop", "buckets"), [(1, False), (3, False), (4, False), (7, False), (4, True)])
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop, buckets):
     """After any epoch, within a stage or at its end; with dropout and noise."""
-    options = {"growth_patience": 9, "max_modules": 3}
+    options = {"growth_patience": 9, "max_modules": 3, "buckets": buckets}
     whole = run(tmp_path / "whole", net=model(num_layers=2, dropout=0.3), **options)
 
     class Stop(Exception):
@@ -203,6 +204,40 @@ def test_a_run_that_is_killed_at_any_moment_ends_the_same(tmp_path_factory, seed
         assert same(checkpoint.load(folder / name).state_dict(), checkpoint.load(shared / name).state_dict()), name
     assert (folder / "metrics.csv").read_text() == (shared / "metrics.csv").read_text()
     assert not list(folder.rglob("*.tmp")) and time.monotonic() - began < 600
+
+
+def test_buckets_put_similar_lengths_into_a_batch_and_every_sequence_into_one(monkeypatch):
+    from mslmn import training
+
+    batches, collate = [], training._Data.collate
+    monkeypatch.setattr(
+        training._Data,
+        "collate",
+        lambda self, indices, *rest: batches.append(list(indices)) or collate(self, indices, *rest),
+    )
+    result = run(data=(20, 12), grow="never", epochs=2, buckets=True)
+    lengths = [[len(x) for x, _ in pairs(n, seed)] for seed, n in enumerate((20, 12))]
+    assert result.reason == "trained"
+    epochs = [batches[2:5], batches[7:10]]  # validation has two batches, before training and after each epoch
+    for epoch in epochs:
+        assert sorted(i for batch in epoch for i in batch) == list(range(20))
+        spans = sorted((min(lengths[0][i] for i in batch), max(lengths[0][i] for i in batch)) for batch in epoch)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert epochs[0] != epochs[1]
+    assert [lengths[1][i] for batch in batches[:2] for i in batch] == sorted(lengths[1])
+
+
+def test_buckets_measure_the_same_validation_loss():
+    a, b = (run(grow="never", epochs=1, learning_rate=1e-30, noise=0.0, buckets=buckets) for buckets in (False, True))
+    assert a.history[0]["validation_loss"] == pytest.approx(b.history[0]["validation_loss"], rel=1e-5)
+    assert a.history[0]["train_loss"] == pytest.approx(b.history[0]["train_loss"], rel=1e-5)
+
+
+def test_batches_are_balanced_or_bucketed():
+    with pytest.raises(ValueError, match="balanced by class or bucketed by length, got both; leave one out"):
+        Plan(balance=True, buckets=True)
+    with pytest.raises(TypeError, match="buckets must be True or False, got 1"):
+        Plan(buckets=1)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_and_what_was_done_is_kept(tmp_path, monkeypatch):

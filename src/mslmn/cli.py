@@ -36,7 +36,10 @@ def doctor() -> None:
     table = Table(title="versions", title_justify="left", show_header=False)
     for name in ("mslmn", "torch", "numpy", "scipy", "scikit-learn", "safetensors"):
         table.add_row(name, _version(name))
-    for extra, names in {"experiments": ("matplotlib", "librosa", "soundfile"), "search": ("optuna",)}.items():
+    for extra, names in {
+        "experiments": ("matplotlib", "librosa", "soundfile", "Hershey-Fonts", "defusedxml"),
+        "search": ("optuna",),
+    }.items():
         for name in names:
             table.add_row(name, _version(name) or escape(f"not installed: pip install 'mslmn[{extra}]'"))
     console.print(table)
@@ -265,31 +268,126 @@ class Preparable(StrEnum):
     """What `mslmn prepare` can write."""
 
     words = "words"
+    handwriting = "handwriting"
+
+
+class FeatureKind(StrEnum):
+    """What a step of handwriting is."""
+
+    absolute = "absolute"
+    offsets = "offsets"
+
+
+class AlphabetKind(StrEnum):
+    """Which characters have labels."""
+
+    paper = "paper"
+    all = "all"
 
 
 @app.command()
 def prepare(
     what: Annotated[Preparable, typer.Argument(help="Which data.")],
-    out: Annotated[Path, typer.Option(help="The .npz file to write.")] = Path("words.npz"),
+    out: Annotated[Path | None, typer.Option(help="The .npz file to write; words.npz, by default, and so on.")] = None,
     timit: Timit = None,
     words: WordList = None,
+    iam_ondb: Annotated[Path | None, typer.Option(help="Handwriting: IAM-OnDB, in place of synthetic lines.")] = None,
+    pendigits: Annotated[Path | None, typer.Option(help="Handwriting: pendigits, joined to strings of digits.")] = None,
+    lines: Annotated[
+        int | None,
+        typer.Option(min=1, help="Handwriting: lines that train, synthetic (1000, by default) or of pendigits."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Handwriting: draws the lines.")] = None,
+    features: Annotated[
+        FeatureKind | None, typer.Option(help="Handwriting: coordinates, as in the paper, or how the pen moved.")
+    ] = None,
+    alphabet: Annotated[
+        AlphabetKind | None,
+        typer.Option(help="Handwriting: the paper's characters, or all of the training texts (pendigits: always)."),
+    ] = None,
 ) -> None:
-    """Read recordings once and write features, for machines that have only torch.
+    """Read recordings or pen strokes once and write features, for machines that have only torch.
 
-    Example:
+    Examples:
 
     mslmn prepare words --timit /data/TIMIT --out words.npz
 
     mslmn reproduce words --prepared words.npz
+
+    mslmn prepare handwriting --iam-ondb /data/IAM-OnDB --features offsets --out iam.npz
+
+    mslmn prepare handwriting --lines 5000 --seed 1 --out synthetic.npz
     """
+    console = Console()
+    out = Path(f"{what.value}.npz") if out is None else out
+    with _told(console):
+        if what is Preparable.words:
+            _check_unused(
+                what,
+                iam_ondb=iam_ondb,
+                pendigits=pendigits,
+                lines=lines,
+                seed=seed,
+                features=features,
+                alphabet=alphabet,
+            )
+            message = _prepare_words(out, timit, words)
+        else:
+            _check_unused(what, timit=timit, words=words)
+            message = _prepare_handwriting(out, iam_ondb, pendigits, lines, seed, features, alphabet)
+    console.print(f"wrote {out}: {message}", markup=False, soft_wrap=True)
+
+
+def _prepare_words(out: Path, timit: Path | None, words: Path | None) -> str:
     from .data import words as spoken
 
-    console = Console()
-    with _told(console):
-        found = _words(timit, words, None)
-        spoken.keep(out, found)
-    message = f"wrote {out}: {len(found.labels)} clips of {len(found.classes)} words"
-    console.print(message, markup=False, soft_wrap=True)
+    found = _words(timit, words, None)
+    spoken.keep(out, found)
+    return f"{len(found.labels)} clips of {len(found.classes)} words"
+
+
+def _prepare_handwriting(
+    out: Path,
+    iam_ondb: Path | None,
+    pendigits: Path | None,
+    count: int | None,
+    seed: int | None,
+    features: FeatureKind | None,
+    alphabet: AlphabetKind | None,
+) -> str:
+    from .data import handwriting, writer
+    from .data import iam_ondb as corpus  # fmt: skip
+    from .data import pendigits as digits
+
+    if iam_ondb is not None and (pendigits or count is not None or seed is not None):
+        raise ValueError("--iam-ondb has its own lines; leave out --pendigits, --lines and --seed")
+    default = AlphabetKind.paper
+    if iam_ondb is not None:
+        lines, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb}"
+    elif pendigits is not None:
+        lines, name = digits.lines(pendigits, count, seed or 0), f"strings of digits of {pendigits}, seed {seed or 0}"
+        default = AlphabetKind.all
+    else:
+        lines, name = writer.lines(count or 1000, seed or 0), f"synthetic lines, seed {seed or 0}"
+    found = handwriting.prepare(
+        lines, name, features=(features or FeatureKind.absolute).value, alphabet=(alphabet or default).value
+    )
+    handwriting.keep(out, found)
+    counts = ", ".join(f"{found.splits.count(split):,} for {split}" for split in handwriting.SPLITS)
+    steps = sum(map(len, found.features)) / len(found.features)
+    return f"{counts}; {steps:.0f} steps a line, {found.alphabet.outputs} outputs"
+
+
+def _check_unused(what: Preparable, **options: object) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)} is not for {what.value}; leave it out")
+
+
+class Searchable(StrEnum):
+    """What `mslmn search` can search."""
+
+    words = "words"
 
 
 class Space(StrEnum):
@@ -301,7 +399,7 @@ class Space(StrEnum):
 
 @app.command()
 def search(
-    what: Annotated[Preparable, typer.Argument(help="Which experiment.")],
+    what: Annotated[Searchable, typer.Argument(help="Which experiment.")],
     trials: Annotated[int, typer.Option(min=1, help="Of each model.")] = 20,
     storage: Annotated[
         str, typer.Option(help="Where trials are kept: a database's URL, or a file for a journal.")

@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from . import checkpoint, checks, clock, growth
 from .cells import widened
 from .checkpoint import CheckpointError
+from .data import buckets
 from .layers import MSLMN
 from .model import SequenceModel
 from .objectives import Objective
@@ -49,6 +50,7 @@ class Plan:
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
+    buckets: bool = False  # batches of sequences that are about equally long; a batch takes as long as its longest
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
@@ -76,7 +78,10 @@ class Plan:
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
-        object.__setattr__(self, "balance", checks.flag("balance", self.balance))
+        for name in ("balance", "buckets"):
+            object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
+        if self.balance and self.buckets:
+            raise ValueError("batches are balanced by class or bucketed by length, got both; leave one out")
         checks.choice("schedule", self.schedule, ("constant", "cosine"))
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
@@ -180,8 +185,8 @@ class _Run:
         self.temporary = temporary
         self.writes = self.rank == 0 or temporary  # each process has its own temporary folder
         self.show = progress and self.rank == 0
-        self.train = _Data("training", train, objective, self.device)
-        self.validation = _Data("validation", validation, objective, self.device)
+        self.train = _Data("training", train, objective, self.device, plan.buckets)
+        self.validation = _Data("validation", validation, objective, self.device, plan.buckets)
         self.moments: dict[str, dict[str, Tensor]] = {}
         self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
         self.state = Progress()
@@ -582,12 +587,16 @@ def _bar(show: bool) -> Iterator[Callable[["_EpochLoader", str], Iterable[tuple[
 class _Data:
     """Sequences with their targets, and batches of them."""
 
-    def __init__(self, name: str, pairs: Pairs, objective: Objective, device: torch.device) -> None:
-        self.pairs, self.objective, self.device = pairs, objective, device
-        self.longest = max(len(_checked(name, i, pairs[i][0])) for i in range(len(pairs)))
+    def __init__(
+        self, name: str, pairs: Pairs, objective: Objective, device: torch.device, by_length: bool = False
+    ) -> None:
+        self.pairs, self.objective, self.device, self.by_length = pairs, objective, device, by_length
+        self.lengths = [len(_checked(name, i, pairs[i][0])) for i in range(len(pairs))]
+        self.longest = max(self.lengths)
 
     def batches(self, size: int, rank: int = 0, world: int = 1) -> "_Batches":
-        indices = list(range(rank, len(self.pairs), world))
+        order = list(range(len(self.pairs)))
+        indices = (sorted(order, key=self.lengths.__getitem__) if self.by_length else order)[rank::world]
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
     def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
@@ -649,12 +658,17 @@ class _EpochLoader:
     def _pass(self, seed: int) -> Iterator[tuple[Any, Any, float]]:
         run = self.run
         plan = run.plan
-        order = self._order(torch.Generator().manual_seed(seed))
-        for start in range(0, len(order), plan.batch_size):
-            batch = order[start : start + plan.batch_size]
+        for batch in self._cut(torch.Generator().manual_seed(seed)):
             mine = batch[run.rank :: run.world]
             input, target = run.train.collate(mine or batch[:1], plan.noise, seed)
             yield input, target, float(bool(mine))
+
+    def _cut(self, generator: torch.Generator) -> list[list[int]]:
+        size = self.run.plan.batch_size
+        if self.run.plan.buckets:
+            return buckets.batches(self.run.train.lengths, size, generator)
+        order = self._order(generator)
+        return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _order(self, generator: torch.Generator) -> list[int]:
         """At random; balanced: of each class the first at random, then the second, and so on."""

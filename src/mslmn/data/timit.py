@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from . import folders
 from .audio import Array, Clip, read
 
 LINE = re.compile(r"(\d{1,12})\s+(\d{1,12})\s+(\S+)", re.ASCII)
 FIELD = re.compile(rb"^(\w+) -\w+ (.*?)\s*$", re.MULTILINE)  # of a SPHERE header: sample_count -i 46797
-SHOWN = 5  # skipped files in an error
 
 
 class Utterance(NamedTuple):
@@ -72,7 +72,7 @@ def clips(folder: str | Path, words: Iterable[str]) -> list[Clip]:
     if missing:
         raise ValueError(
             f"{folder} has no clip of {', '.join(map(repr, sorted(missing)))} in {len(utterances)} .WRD files; "
-            f"choose words that the corpus has{_listed(skipped)}"
+            f"choose words that the corpus has{folders.because(skipped)}"
         )
     for message in skipped:
         warnings.warn(f"skipped: {message}", stacklevel=2)
@@ -96,22 +96,12 @@ def _utterances(folder: str | Path, skipped: list[str]) -> list[Utterance]:
     if not root.is_dir():
         raise ValueError(f"{folder} is not a folder; pass the root of TIMIT (LDC93S1)")
 
-    def unlisted(error: OSError) -> None:
-        skipped.append(f"{error.filename} cannot be listed ({error.strerror}); check its permissions")
-
-    found: list[Utterance] = []
-    seen: set[str] = set()  # links are followed, never in circles
-    for where, folders, names in os.walk(root, onerror=unlisted, followlinks=True):
-        folders.sort()
-        if os.path.realpath(where) in seen:
-            folders.clear()
-            continue
-        seen.add(os.path.realpath(where))
-        found += _in_folder(Path(where), names)
+    walked = folders.walk(root, skipped)
+    found = [utterance for where, names in walked for utterance in _in_folder(where, names)]
     if not found:
         raise ValueError(
-            f"{folder} must hold .WRD files, in it or below, got none in {len(seen)} folders; pass the root of TIMIT "
-            f"(LDC93S1), with files like TRAIN/DR1/FCJF0/SX127.WRD{_listed(skipped)}"
+            f"{folder} must hold .WRD files, in it or below, got none in {len(walked)} folders; pass the root of TIMIT "
+            f"(LDC93S1), with files like TRAIN/DR1/FCJF0/SX127.WRD{folders.because(skipped)}"
         )
     found.sort(key=lambda u: ([part.upper() for part in u.segmentation.parts], u.segmentation))
     return found
@@ -119,13 +109,12 @@ def _utterances(folder: str | Path, skipped: list[str]) -> list[Utterance]:
 
 def _in_folder(where: Path, names: list[str]) -> list[Utterance]:
     """The .WRD files among the names; a RIFF conversion (SX127.WAV.wav) goes before the original."""
-    visible = sorted(name for name in names if not name.startswith("."))  # macOS leaves ._SX127.WRD behind
     by_capitals: dict[str, list[Path]] = {}
-    for name in visible:
+    for name in names:
         by_capitals.setdefault(name.upper(), []).append(where / name)
     return [
         Utterance(where / name, [*by_capitals.get(f"{stem}.WAV.WAV", []), *by_capitals.get(f"{stem}.WAV", [])])
-        for name in visible
+        for name in names
         for stem, extension in [os.path.splitext(name.upper())]
         if extension == ".WRD"
     ]
@@ -135,7 +124,7 @@ def _segments(path: Path) -> list[Segment]:
     """The words of a .WRD file, in lower case, from the first to the last."""
     remedy = "restore the file from the corpus"
     try:
-        text = _bytes(path).decode()
+        text = folders.content(path).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text, got {error.object[error.start :][:8]!r}; {remedy}") from None
     segments = []
@@ -172,7 +161,7 @@ def _sound(utterance: Utterance, skipped: list[str]) -> tuple[Array, int] | None
 
 def _whole(path: Path) -> tuple[Array, int]:
     """Samples and rate, if there are as many samples as the header announces: libsndfile does not mind."""
-    content = _bytes(path)
+    content = folders.content(path)
     if content.startswith(b"RIFF"):
         _check_riff(path, content)
         return read(path)
@@ -222,18 +211,3 @@ def _check_riff(path: Path, content: bytes) -> None:
             return
         at = start + size + (size & 1)  # chunks start at even bytes
     raise ValueError(f"{path} must have a RIFF data chunk, got none; copy or convert it again")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); check the file and its permissions") from None
-
-
-def _listed(skipped: list[str]) -> str:
-    """The end of an error: what may be behind it."""
-    if not skipped:
-        return ""
-    more = [f"and {len(skipped) - SHOWN} more"] if len(skipped) > SHOWN else []
-    return "\n  ".join(["; or repair what was skipped:", *skipped[:SHOWN], *more])
