@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import backends, fused, reference
+from . import backends, cuda, fused, reference
 from .weights import Weights
 
-__all__ = ["Run", "Weights", "autocast_enabled", "run"]
+__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run"]
 
 
 class Run(NamedTuple):
@@ -71,6 +71,15 @@ def _run(
     else:
         memory, hidden, last = fused.run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     return Run(memory, memory if weights.Wxh is None else hidden, last)
+
+
+def lengths(batch_sizes: Tensor, device: torch.device) -> Tensor:  # (T,) -> (B,)
+    """How long the sequences of a packed batch are, longest first, on a device."""
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        T, B = len(batch_sizes), int(batch_sizes[0])
+        return cuda.packing_of(batch_sizes, device)[T + 1 : T + 1 + B]  # there already: nothing waits for a copy
+    rows = torch.arange(int(batch_sizes[0]), device=batch_sizes.device)
+    return (batch_sizes[:, None] > rows).sum(0).to(device)
 
 
 def autocast_enabled(device_type: str) -> bool:

@@ -92,7 +92,12 @@ def choose(device: torch.device) -> str:
 def choose_for(device: torch.device, sizes: Sizes, real: torch.dtype, value: torch.dtype, steps: int) -> str:
     """The same for a layer: where it does not fit the CUDA kernels, ``torch`` takes over, and says so once."""
     name = choose(device)
-    if name != "cuda" or (reason := cuda.why_not_these(sizes, real, value, steps, device.index)) is None:
+    if name != "cuda":
+        return name
+    reason = cuda.why_not_these(sizes, real, value, device.index)
+    if steps > cuda.LONGEST:
+        reason = f"they take {cuda.LONGEST} steps of all sequences together at most, here are {steps}"
+    if reason is None:
         return name
     if _wish == "cuda":
         raise RuntimeError(f"the CUDA kernels cannot compute this layer: {reason}; mslmn.set_backend('auto')")

@@ -4,13 +4,13 @@ import ctypes
 import importlib.machinery
 from array import array
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .weights import Sizes, Weights, numels, shapes
+from .fitting import check_batch, check_results, fitting, plain
+from .weights import Sizes, Weights, numels
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 INSTRUCTION_SETS = ("baseline", "AVX2", "AVX-512")
@@ -59,9 +59,10 @@ def forward(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Memories, hidden states (empty if not needed) and last memories."""
-    x, m, clock = _plain(x), _plain(m), clock.contiguous()
-    sizes, offsets = weights.sizes, _offsets(batch_sizes, x, m)
-    flat = _fitting(x, m, clock, weights, sizes)
+    x, m, clock = plain(x), plain(m), clock.contiguous()
+    check_batch(batch_sizes, x, m)
+    sizes, offsets = weights.sizes, _offsets(batch_sizes)
+    flat = fitting(x, m, clock, weights, sizes)
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
     last = m.new_empty(m.shape)
@@ -87,20 +88,13 @@ def backward(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
-    x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
-    gmemory, ghidden, glast = (g if g is None else _plain(g) for g in (gmemory, ghidden, glast))
-    sizes, offsets = weights.sizes, _offsets(batch_sizes, x, m)
-    flat = _fitting(x, m, clock, weights, sizes)
-    steps, H = x.shape[:-1], sizes.H
-    for name, t, shape in (
-        ("memory", memory, (*steps, m.shape[1])),
-        ("hidden", hidden, (*steps, H) if H else hidden.shape),
-        ("the gradient of memory", gmemory, (*steps, m.shape[1])),
-        ("the gradient of hidden", ghidden if H else None, (*steps, H)),
-        ("the gradient of last", glast, m.shape),
-    ):
-        if t is not None:
-            _expect(name, t, shape, x.dtype)
+    x, m, clock, memory, hidden = plain(x), plain(m), clock.contiguous(), plain(memory), plain(hidden)
+    gmemory, ghidden, glast = (g if g is None else plain(g) for g in (gmemory, ghidden, glast))
+    check_batch(batch_sizes, x, m)
+    sizes, offsets = weights.sizes, _offsets(batch_sizes)
+    flat = fitting(x, m, clock, weights, sizes)
+    H = sizes.H
+    check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     gflat = x.new_empty(sum(numels(sizes)) if need_weights else 0)
@@ -111,56 +105,11 @@ def backward(
     return gx, gm, gflat
 
 
-def _plain(t: Tensor) -> Tensor:
-    """The values as they lie in memory."""
-    return t.resolve_neg().contiguous()
-
-
-def _offsets(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> Tensor | None:  # (T,) -> (T + 1,)
+def _offsets(batch_sizes: Tensor | None) -> Tensor | None:  # (T,) -> (T + 1,)
     if batch_sizes is None:
-        if x.dim() != 3 or x.shape[1] != m.shape[0]:
-            raise ValueError(f"x must be (T, {m.shape[0]}, I), got {tuple(x.shape)}; or give batch_sizes")
         return None
     sizes = batch_sizes.to("cpu", torch.int64)
-    grows = bool((sizes[1:] > sizes[:-1]).any())
-    if (
-        x.dim() != 2
-        or len(sizes) == 0
-        or grows
-        or int(sizes[0]) != len(m)
-        or int(sizes[-1]) < 1
-        or int(sizes.sum()) != len(x)
-    ):
-        raise ValueError(
-            f"batch_sizes must be positive, never grow, begin with the {len(m)} rows of m and add up to those of x, "
-            f"{tuple(x.shape)}, got {sizes.tolist()[:8]}; take those of a PackedSequence"
-        )
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-def _fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights, sizes: Sizes) -> list[Tensor]:
-    """The weights, where all that the kernels read is there: they believe the sizes they are told."""
-    flat = w.flat()
-    if list(map(Tensor.numel, flat)) != numels(sizes) or set(map(_dtype, flat)) != {x.dtype}:
-        expected = shapes(sizes)
-        for i, (t, shape) in enumerate(zip(flat, expected, strict=False)):
-            _expect(f"weight {i} of {len(expected)}", t, shape, x.dtype)
-        raise ValueError(f"expected {len(expected)} weights, got {len(flat)}; build the layer anew")
-    _expect("x", x, (*x.shape[:-1], sizes.I), x.dtype)
-    _expect("m", m, (len(m), sizes.g * sizes.M), x.dtype)
-    _expect("clock", clock, (len(m),), torch.int64)
-    return flat if all(map(Tensor.is_contiguous, flat)) else list(map(Tensor.contiguous, flat))
-
-
-_dtype = attrgetter("dtype")
-
-
-def _expect(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if t.shape != shape or t.dtype != dtype or t.device.type != "cpu":
-        raise ValueError(
-            f"{name} must be {tuple(shape)} {dtype} on the cpu, got {tuple(t.shape)} {t.dtype} on {t.device}; "
-            "the tensors of one layer share dtype, device and sizes"
-        )
 
 
 def _pointers(flat: list[Tensor], sizes: Sizes) -> "array[int]":

@@ -616,29 +616,34 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
         carry(a.gbias + static_cast<int64>(of.b) * ALL, ALL, [&](int i) { return gbias + i; }, lane);
         return;
     }
-    case 2: {  // takes those of the other modules
+    case 2: {  // takes those of the other modules: gz when it is complete, then gm, which is computed from it
+        const int64 before = a.batch.before(of.b);
         // Of module j at step s, or of what its initial memory receives, s = -1
         auto index = [&](int j, int s) {
             const int64 fired = s < 0 ? 0 : ((of.clock + s + 1) >> j) - (of.clock >> j);
-            return a.batch.record(j, of.b) + fired;
+            return (before >> j) + 2 * of.b + fired;
         };
         auto record = [&](int j, int s) { return a.records + a.record_at[j] + index(j, s) * (n(j) + M); };
         barrier(THREADS);
+        int later = 0;  // modules that fired at the step after this one
         for (Walk at(of, of.length - 1, -1); at.s >= -1; at.go_on()) {
             barrier(THREADS);
-            const int s = at.s, now = s < 0 ? g : of.fires(s), later = s + 1 < of.length ? of.fires(s + 1) : 0;
-            if (a.records) {
-                for (int j = 1; j < now; j++) {
-                    carry(record(j, s), n(j), [&](int i) { return gz_of(j, i); }, lane);
-                    if (s < 0)  // no gm
-                        for (int o = lane; o < M; o += 32) record(j, s)[n(j) + o] = 0;
-                    if (lane == 0)
-                        a.record_of[a.record_of_at[j] + index(j, s)] = s < 0 ? ~of.b : static_cast<int>(at.row);
-                }
-                for (int k = 1; k < later; k++)
-                    carry(record(k, s + 1) + n(k), M, [&](int o) { return gz_of(k, H + k * M + o); }, lane);
+            const int s = at.s, now = !a.records ? 0 : s < 0 ? g : of.fires(s);
+            for (int j = 1; j < now; j++) {
+                carry(record(j, s), n(j), [&](int i) { return gz_of(j, i); }, lane);
+                if (s < 0)  // no gm
+                    for (int o = lane; o < M; o += 32) record(j, s)[n(j) + o] = 0;
+                if (lane == 0)
+                    a.record_of[a.record_of_at[j] + index(j, s)] = s < 0 ? ~of.b : static_cast<int>(at.row);
             }
+            if (CLOCKWORK)  // its factor is gm (1 - m^2), which lies where it was added
+                for (int k = 1; k < later; k++)
+                    carry(record(k, s + 1) + n(k), M, [&](int o) { return gz_of(k, k * M + o); }, lane);
+            later = now;
             barrier(THREADS);
+            if (!CLOCKWORK && s >= 0)
+                for (int k = 1; k < now; k++)
+                    carry(record(k, s) + n(k), M, [&](int o) { return gm + k * MP + o; }, lane);
         }
         for (int j = 1; j < (a.records ? g : 0); j++)
             for (int64 i = index(j, of.length - 1) + 1 + lane; i < a.batch.record(j, of.b + 1); i += 32)
@@ -751,10 +756,12 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
 constexpr int K = CLOCKWORK ? I : H;
 constexpr int C_WIDTH = CLOCKWORK || PROJECTED ? 0 : I;
 constexpr int outputs(int j) { return n(j) * M + M * K + (j == 0 ? H * C_WIDTH : 0); }
-constexpr int STAGED = up(ALL, 8) + up(K, 8) + 2 * MP + up(C_WIDTH, 4);  // of a record: gz, h (or x), m, gm, x
-constexpr int H_AT = up(ALL, 8), M_AT = H_AT + up(K, 8), GM_AT = M_AT + MP, X_AT = GM_AT + MP;
-constexpr int SLOTS = (STAGED + TILES - 1) / TILES;  // values of a record that a thread stages
+constexpr int STAGED = up(ALL, 8) + up(K, 8) + 2 * MP + up(C_WIDTH, 4);  // values of a record, the most
+constexpr int UNIT = QUADS && K % 4 == 0 && C_WIDTH % 4 == 0 ? 4 : 1;  // values that are staged together
+constexpr int SLOTS = (BATCHED * STAGED / UNIT + TILES - 1) / TILES;  // that a thread stages
 static_assert(BATCHED * (STAGED * sizeof(real) + 8) == PRODUCTS_BYTES, "ops/cuda.py counts otherwise");
+
+template <class T> struct alignas(UNIT * sizeof(T) < 16 ? UNIT * sizeof(T) : 16) Unit { T v[UNIT]; };
 
 struct Products {
     Batch batch;
@@ -777,7 +784,7 @@ INLINE int64 sums_at(int64 N, int64 B, int j, int64 chunk) {
     return at;
 }
 
-KERNEL(TILES) products(const Products a) {
+KERNEL(TILES, 2) products(const Products a) {
     real* const staged = reinterpret_cast<real*>(shared_memory());
     int* const wheres = reinterpret_cast<int*>(staged + BATCHED * STAGED);  // of this batch and of the next
     const int tid = thread();
@@ -787,51 +794,64 @@ KERNEL(TILES) products(const Products a) {
     const int64 found = end - first < a.chunk ? end - first : a.chunk;
     const int batches = static_cast<int>((found + BATCHED - 1) / BATCHED);
 
-    // What the thread stages: where the values of the first record are, and how far from record to record, or row to row
+    // A staged record: gz, h (or x), m, gm, x
+    const int h_at = up(n(j), 8), m_at = h_at + up(K, 8), gm_at = m_at + MP, x_at = gm_at + MP;
+    const int width = x_at + (j ? 0 : up(C_WIDTH, 4)), units = BATCHED * (width / UNIT);
+    // What the thread stages, one slot at a time: where the values are of the first batch, and how far it is from record to
+    // record, or from row to row of their steps.
+    enum Kind { NOTHING, RECORD, WIDE_RECORD, ROW, MEMORY };
     const int* const where_of = j ? a.record_of + a.record_of_at[j] + first : a.left_of + first;
-    const real* wide_from[SLOTS];
-    const value* from[SLOTS];
-    int pitch[SLOTS];
-    bool by_row[SLOTS];
+    const void* from[SLOTS];
+    int pitch[SLOTS], record_of_slot[SLOTS];
+    Kind kind[SLOTS];
     UNROLL for (int o = 0; o < SLOTS; o++) {
-        const int q = o * TILES + tid;
-        wide_from[o] = nullptr, from[o] = nullptr, pitch[o] = 0, by_row[o] = false;
-        const bool is_gm = q >= GM_AT && q < GM_AT + M;
-        if (q < n(j) || is_gm) {
-            const int i = is_gm ? (j ? n(j) : H) + q - GM_AT : q;
+        const int e = (o * TILES + tid) / (width / UNIT), q = (o * TILES + tid) % (width / UNIT) * UNIT;
+        const bool is_gm = q >= gm_at && q < gm_at + M;
+        from[o] = nullptr, pitch[o] = 0, kind[o] = NOTHING, record_of_slot[o] = smaller(e, BATCHED - 1);
+        if (e >= BATCHED) {
+        } else if (q < n(j) || is_gm) {
+            const int i = is_gm ? (j ? n(j) : H) + q - gm_at : q;
             pitch[o] = j ? n(j) + M : H + M;
+            kind[o] = j ? WIDE_RECORD : RECORD;
             if (j)
-                wide_from[o] = a.records + a.record_at[j] + first * pitch[o] + i;
+                from[o] = a.records + a.record_at[j] + (first + e) * pitch[o] + i;
             else
-                from[o] = a.left + first * pitch[o] + i;
-        } else if (q >= H_AT && q < H_AT + K) {
-            pitch[o] = K, by_row[o] = j > 0;
-            from[o] = (CLOCKWORK ? a.x : a.hidden) + (j ? 0 : first) * K + q - H_AT;
-        } else if (q >= M_AT && q < M_AT + M) {
-            pitch[o] = G, by_row[o] = true;
-            from[o] = a.memory + j * M + q - M_AT;
-            wide_from[o] = a.m0 + j * M + q - M_AT;
-        } else if (C_WIDTH && j == 0 && q >= X_AT && q < X_AT + C_WIDTH) {
-            pitch[o] = I;
-            from[o] = a.x + first * I + q - X_AT;
+                from[o] = a.left + (first + e) * pitch[o] + i;
+        } else if (q >= h_at && q < h_at + K) {
+            pitch[o] = K, kind[o] = j ? ROW : RECORD;
+            from[o] = (CLOCKWORK ? a.x : a.hidden) + (j ? 0 : first + e) * K + q - h_at;
+        } else if (q >= m_at && q < m_at + M) {
+            pitch[o] = G, kind[o] = MEMORY;
+            from[o] = a.memory + j * M + q - m_at;
+        } else if (C_WIDTH && j == 0 && q >= x_at && q < x_at + C_WIDTH) {
+            pitch[o] = I, kind[o] = RECORD;
+            from[o] = a.x + (first + e) * I + q - x_at;
         }
     }
     auto where = [&](int e) { return e < found ? where_of[e] : NONE; };
-    real loaded[SLOTS][BATCHED];
+    Unit<real> loaded[SLOTS];
     auto load = [&](int batch) {
-        UNROLL for (int e = 0; e < BATCHED; e++) {
-            const int at = wheres[(batch & 1) * BATCHED + e];
-            UNROLL for (int o = 0; o < SLOTS; o++) {
-                real v = 0;
-                if (at != NONE) {
-                    const int64 index = by_row[o] ? (at < 0 ? ~at : at) : batch * BATCHED + e;
-                    if (from[o] && !(by_row[o] && at < 0))
-                        v = widen(from[o][index * pitch[o]]);
-                    else if (wide_from[o])
-                        v = wide_from[o][index * pitch[o]];
-                }
-                loaded[o][e] = v;
+        UNROLL for (int o = 0; o < SLOTS; o++) {
+            const int at = wheres[(batch & 1) * BATCHED + record_of_slot[o]];
+            Unit<real> unit = {};
+            auto narrow = [&](int64 index) {
+                const Unit<value> found =
+                    *reinterpret_cast<const Unit<value>*>(static_cast<const value*>(from[o]) + index * pitch[o]);
+                UNROLL for (int i = 0; i < UNIT; i++) unit.v[i] = widen(found.v[i]);
+            };
+            if (at == NONE) {
+            } else if (kind[o] == RECORD) {
+                narrow(batch * BATCHED);
+            } else if (kind[o] == WIDE_RECORD) {
+                unit = *reinterpret_cast<const Unit<real>*>(
+                    static_cast<const real*>(from[o]) + static_cast<int64>(batch * BATCHED) * pitch[o]);
+            } else if ((kind[o] == ROW || kind[o] == MEMORY) && at >= 0) {
+                narrow(at);
+            } else if (kind[o] == MEMORY) {
+                const int i = static_cast<int>(static_cast<const value*>(from[o]) - a.memory);
+                unit = *reinterpret_cast<const Unit<real>*>(a.m0 + static_cast<int64>(~at) * G + i);
             }
+            loaded[o] = unit;
         }
     };
     if (tid < BATCHED) wheres[tid] = where(tid);
@@ -845,18 +865,17 @@ KERNEL(TILES) products(const Products a) {
     const int tile = column() * TILES + tid;
     int wide = 0, narrow = -1;  // where the tile's factors are
     if (tile < in_A)
-        wide = tile / (MP / 4) * 8, narrow = M_AT + tile % (MP / 4) * 4;
+        wide = tile / (MP / 4) * 8, narrow = m_at + tile % (MP / 4) * 4;
     else if (tile < in_A + in_B)
-        wide = H_AT + (tile - in_A) / (MP / 4) * 8, narrow = GM_AT + (tile - in_A) % (MP / 4) * 4;
+        wide = h_at + (tile - in_A) / (MP / 4) * 8, narrow = gm_at + (tile - in_A) % (MP / 4) * 4;
     else if (tile < in_A + in_B + in_C)
-        wide = (tile - in_A - in_B) / C_QUADS * 8, narrow = X_AT + (tile - in_A - in_B) % C_QUADS * 4;
+        wide = (tile - in_A - in_B) / C_QUADS * 8, narrow = x_at + (tile - in_A - in_B) % C_QUADS * 4;
 
     real sums[8][4] = {};
     for (int batch = 0; batch < batches; batch++) {
         barrier(TILES);
         UNROLL for (int o = 0; o < SLOTS; o++)
-            if (o * TILES + tid < STAGED)
-                UNROLL for (int e = 0; e < BATCHED; e++) staged[e * STAGED + o * TILES + tid] = loaded[o][e];
+            if (o * TILES + tid < units) reinterpret_cast<Unit<real>*>(staged)[o * TILES + tid] = loaded[o];
         if (tid < BATCHED) wheres[((batch + 1) & 1) * BATCHED + tid] = next;
         barrier(TILES);
         if (batch + 1 < batches) {
@@ -865,8 +884,8 @@ KERNEL(TILES) products(const Products a) {
         }
         if (narrow >= 0)
             UNROLL for (int e = 0; e < BATCHED; e++) {
-                const Quad low = quads(staged + e * STAGED + wide)[0], high = quads(staged + e * STAGED + wide)[1];
-                const Quad right = *quads(staged + e * STAGED + narrow);
+                const Quad low = quads(staged + e * width + wide)[0], high = quads(staged + e * width + wide)[1];
+                const Quad right = *quads(staged + e * width + narrow);
                 UNROLL for (int i = 0; i < 4; i++)
                     UNROLL for (int k = 0; k < 4; k++) {
                         sums[i][k] += low.v[i] * right.v[k];
@@ -879,13 +898,13 @@ KERNEL(TILES) products(const Products a) {
     UNROLL for (int i = 0; i < 8; i++)
         UNROLL for (int k = 0; k < 4; k++) {
             if (tile < in_A) {
-                const int row = wide + i, o = narrow - M_AT + k;
+                const int row = wide + i, o = narrow - m_at + k;
                 if (row < n(j) && o < M) to[row * M + o] = sums[i][k];
             } else if (tile < in_A + in_B) {
-                const int row = wide - H_AT + i, o = narrow - GM_AT + k;
+                const int row = wide - h_at + i, o = narrow - gm_at + k;
                 if (row < K && o < M) to[n(j) * M + o * K + row] = sums[i][k];
             } else {
-                const int row = wide + i, o = narrow - X_AT + k;
+                const int row = wide + i, o = narrow - x_at + k;
                 if (row < H && o < C_WIDTH) to[n(j) * M + M * K + row * I + o] = sums[i][k];
             }
         }

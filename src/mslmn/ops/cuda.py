@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import nvrtc
+from .fitting import check_batch, check_results, fitting, plain
 from .nvrtc import cache_folder
 from .weights import Sizes, Weights, numels
 
@@ -24,6 +25,7 @@ OLDEST = (8, 0)  # compute capability: copies to shared memory that do not wait
 INLINE_INPUT = 16  # inputs up to so many features are multiplied inside the kernel, wider ones before it
 LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 bits
 CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
+REGISTERS = 65536  # of a processor
 WAVES = 2  # of chunks of records on all processors
 
 
@@ -68,19 +70,13 @@ def compiler() -> str:
 
 
 @lru_cache
-def why_not_these(sizes: Sizes, real: torch.dtype, value: torch.dtype, rows: int, index: int) -> str | None:
-    """Why a layer of these sizes, on so many steps of all sequences, cannot use the kernels, or None if it can."""
-    if (
-        real not in (torch.float32, torch.float64)
-        or value not in NAMES
-        or (real, value) == (torch.float32, torch.float64)
-    ):
+def why_not_these(sizes: Sizes, real: torch.dtype, value: torch.dtype, index: int) -> str | None:
+    """Why a layer of these sizes cannot use the kernels, or None if it can."""
+    if real not in (torch.float32, torch.float64) or value not in NAMES or value.itemsize > real.itemsize:
         return f"they compute float32 and float64, not {real} with inputs of {value}"
-    if rows > LONGEST:
-        return f"they take {LONGEST} steps of all sequences together at most, here are {rows}"
-    for part in ("forward", "backward"):
-        if choose(part, sizes, real, value, 1, device_of(index)) is None:
-            return f"the state of a sequence does not fit the device's shared memory, {device_of(index).shared} bytes"
+    device = device_of(index)
+    if any(choose(part, sizes, real, value, 1, device) is None for part in CARRIERS):
+        return f"the state of a sequence does not fit the {device.shared} bytes of shared memory that a block can have"
     return None
 
 
@@ -94,8 +90,10 @@ def forward(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Memories, hidden states (empty if not needed) and last memories."""
-    sizes, flat = weights.sizes, _flat(weights)
     x, m, clock = _plain(x), _plain(m), clock.contiguous()
+    check_batch(batch_sizes, x, m)
+    sizes = weights.sizes
+    flat = fitting(x, m, clock, weights, sizes)
     B, N = len(m), x.shape[:-1].numel()
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
@@ -128,11 +126,13 @@ def backward(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
-    sizes, flat = weights.sizes, _flat(weights)
-    I, H, M, g, _ = sizes
     x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
-    gmemory, ghidden = (None if t is None else _plain(t.to(x.dtype)) for t in (gmemory, ghidden))
-    glast = None if glast is None else _plain(glast.to(m.dtype))
+    gmemory, ghidden, glast = (g if g is None else _plain(g) for g in (gmemory, ghidden, glast))
+    check_batch(batch_sizes, x, m)
+    sizes = weights.sizes
+    I, H, M, g, _ = sizes
+    flat = fitting(x, m, clock, weights, sizes)
+    check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     B, N = len(m), x.shape[:-1].numel()
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
@@ -153,8 +153,7 @@ def backward(
         integers = m.new_empty(N + record_of_at[-1] if need_weights else 0, dtype=torch.int32)
         left_of, record_of = integers[:N], integers[N:]
         records = m.new_empty(max(record_at[-1], 1) if need_weights else 0)
-        recorded = [None if not need_weights else t for t in (left_of, ga, records, record_of)]
-        recorded[1] = ga
+        recorded = (left_of, ga, records, record_of) if need_weights else (None, ga, None, None)
         pointers = (packed, memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm, gbias, left)
         arguments = [*batch, *map(_address, (*pointers, *recorded)), *record_at[:-1], *record_of_at[:-1]]
         kernels.launch("backward", (B, 1), arguments, x)
@@ -168,15 +167,7 @@ def backward(
             chunks = [-(-n // chunk) for n in counts]
             sums = m.new_empty(sum(n * outputs for n, outputs in zip(chunks, products.outputs, strict=True)))
             factors = map(_address, (x, memory, hidden if H else None, left, left_of, m, records, record_of))
-            arguments = [
-                *batch,
-                N,
-                chunk,
-                *factors,
-                *record_at[:-1],
-                *record_of_at[:-1],
-                sums.data_ptr(),
-            ]
+            arguments = [*batch, N, chunk, *factors, *record_at[:-1], *record_of_at[:-1], sums.data_ptr()]
             kernels.launch("products", (sum(chunks), products.columns), arguments, x)
             arguments = [N, B, chunk, sums.data_ptr(), gbias.data_ptr(), gflat.data_ptr()]
             kernels.launch("gather", (-(-len(gflat) // 32), 1), arguments, x)
@@ -224,15 +215,16 @@ class Products(NamedTuple):
 def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: int, device: Device) -> Choices | None:
     """The layout of a pass, or None if the state of a sequence does not fit the device."""
     _, H, M, g, _ = sizes
-    compute = min(512, _up(H + M, 32))
-    lanes = 1
-    while lanes < 4 and M * 2 * lanes <= compute and 4 * 2 * lanes <= max(H, 8):
-        lanes *= 2
-    width = _widths(part, sizes, lanes)
-    own, slowest = -(-(H + M) // compute), min(g - 1, (compute // lanes - 1) // M)
-    registers = (own * _up(M, 4) + width[slowest] // lanes) * real.itemsize // 4
+    most = {("forward", 2): 192}
     for blocks in (2, 1) if device.processors < B else (1,):
-        choices = Choices(blocks, compute, lanes, 8, registers <= 96, g)
+        compute = min(512, _up(max(H + M, min(H + g * M, most.get((part, blocks), 288))), 32))
+        lanes = 1
+        while lanes < 4 and 32 * lanes <= H and 2 * lanes * M <= compute:
+            lanes *= 2
+        own, slowest = -(-(H + M) // compute), min(g - 1, (compute // lanes - 1) // M)
+        cached = (own * _up(M, 4) + _widths(part, sizes, lanes)[slowest] // lanes) * real.itemsize // 4
+        registers = min(255, REGISTERS // (blocks * (compute + 32 * CARRIERS[part])))
+        choices = Choices(blocks, compute, lanes, 8, cached + 72 <= registers, g)
         while choices.resident >= 0:
             if shared_bytes(part, sizes, real, value, choices) <= device.shared // blocks - (blocks - 1) * 1024:
                 return choices
@@ -382,12 +374,9 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
 
 
 def _plain(t: Tensor) -> Tensor:
-    return t.resolve_neg().contiguous()
-
-
-def _flat(weights: Weights) -> list[Tensor]:
-    flat = weights.flat()
-    return flat if all(map(Tensor.is_contiguous, flat)) else list(map(Tensor.contiguous, flat))
+    """The values as they lie in memory, from a multiple of 16 bytes on: the kernels read four at a time."""
+    t = plain(t)
+    return t.clone() if t.data_ptr() & 15 else t
 
 
 def _pointers(flat: list[Tensor], sizes: Sizes) -> list[int]:

@@ -68,7 +68,7 @@ class Widened:
         return memory.to(x.dtype), hidden.to(x.dtype), last
 
     def backward(self, x: Tensor, m: Tensor, clock: Tensor, weights: Weights, *rest: Any) -> Results:
-        wide = [t.to(m.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]
+        wide: Any = [t.to(m.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]
         gx, gm, gflat = self.backend.backward(x.to(m.dtype), m, clock, weights, *wide)
         return gx.to(x.dtype), gm, gflat
 
