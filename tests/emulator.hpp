@@ -21,6 +21,7 @@
 #define INLINE inline
 #define KERNEL(...) static void
 #define UNROLL
+#define UNROLL_BY(n)
 #define CONSTANT static constexpr
 
 namespace emulator {

@@ -11,12 +11,16 @@ from mslmn import LMN, MSLMN, ClockworkRNN, State
 from mslmn.ops import backends, cpu
 
 F64 = torch.float64
-NAMES = ["torch", *(f"cpu, {isa}" for isa in cpu.INSTRUCTION_SETS)]
+CPU = ["torch", *(f"cpu, {isa}" for isa in cpu.INSTRUCTION_SETS)]
+CUDA = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "torch on cuda")]
+everywhere = pytest.mark.usefixtures("everywhere")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*CPU, *CUDA])
 def backend(request, monkeypatch):
-    """Force a backend, and one instruction set of the kernels."""
+    """Force a backend, and one instruction set of the kernels; what the test makes lies on its device."""
+    if "cuda" in request.param and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
     name, _, isa = request.param.partition(", ")
     if name == "cpu":
         if reason := cpu.why_not():
@@ -25,7 +29,7 @@ def backend(request, monkeypatch):
         if wanted > best:
             pytest.skip(f"this processor has no {isa}")
         monkeypatch.setattr(cpu, "_isa", wanted)
-    with mslmn.set_backend(name):
+    with mslmn.set_backend(name.removesuffix(" on cuda")), torch.device("cuda" if "cuda" in name else "cpu"):
         yield request.param
 
 
@@ -46,8 +50,8 @@ def results(layer, x, state=None, need_x=True):
     inputs += [p for p in layer.parameters() if p.requires_grad]
     output, end = layer(x, state)
     output = output.data if isinstance(output, PackedSequence) else output
-    generator = torch.Generator().manual_seed(1)
-    weigh = [torch.randn(t.shape, dtype=F64, generator=generator).to(t) for t in (output, end.memory)]
+    generator = torch.Generator("cpu").manual_seed(1)
+    weigh = [torch.randn(t.shape, dtype=F64, generator=generator, device="cpu").to(t) for t in (output, end.memory)]
     loss = (output * weigh[0]).sum() + (end.memory * weigh[1]).sum()
     return [output, end.memory, *torch.autograd.grad(loss, inputs, allow_unused=True)]
 
@@ -259,6 +263,7 @@ def operator_arguments(kind, packed):
     return x, m, torch.tensor([0, 1, 5]), weights, sizes, clockwork, True, packed, not clockwork
 
 
+@everywhere
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", list(LAYERS))
 @pytest.mark.parametrize("packed", [False, True])
@@ -276,6 +281,7 @@ def test_opcheck(kind, packed):
     )
 
 
+@everywhere
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_the_operator_and_the_direct_call_agree_to_the_bit(kind):
     layer, x = make(kind, bidirectional=True), torch.randn(9, 3, 2, dtype=F64)
@@ -294,6 +300,7 @@ def test_the_operator_and_the_direct_call_agree_to_the_bit(kind):
     assert all(torch.equal(a, b) for a, b in zip(direct, through_operator, strict=True))
 
 
+@everywhere
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_a_second_derivative_is_refused_clearly_and_the_reference_has_it(kind):
     layer, x = make(kind), torch.randn(4, 2, 2, dtype=F64, requires_grad=True)
@@ -312,10 +319,10 @@ def test_a_second_derivative_is_refused_clearly_and_the_reference_has_it(kind):
 # The choice
 
 
-def test_auto_takes_the_kernels_on_the_cpu_and_torch_elsewhere():
-    expected = "torch" if cpu.why_not() else "cpu"
-    assert backends.choose(torch.device("cpu")) == expected
-    assert backends.choose(torch.device("cuda")) == "torch"
+def test_auto_takes_the_kernels_where_there_are_some_and_torch_elsewhere():
+    assert backends.choose(torch.device("cpu")) == ("torch" if cpu.why_not() else "cpu")
+    assert backends.choose(torch.device("meta")) == "torch"
+    assert backends.explain(torch.device("xpu")) == "no fused kernels: there are none for xpu"
 
 
 def test_without_kernels_auto_takes_torch_and_a_wish_for_them_is_an_error(monkeypatch):
@@ -336,7 +343,7 @@ def test_an_impossible_wish_is_an_error_not_another_backend():
         pytest.raises(RuntimeError, match="computes CPU tensors, these are on cuda:0"),
     ):
         backends.choose(torch.device("cuda:0"))
-    with pytest.raises(ValueError, match="must be one of 'auto', 'reference', 'cpu', 'torch', got 'gpu'"):
+    with pytest.raises(ValueError, match="must be one of 'auto', 'reference', 'cpu', 'cuda', 'torch', got 'gpu'"):
         mslmn.set_backend("gpu")
 
 
@@ -373,6 +380,7 @@ def random_weights(layer, scale=0.7):
 # What other parts of torch may do to a layer
 
 
+@everywhere
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_torch_func_and_forward_mode_get_the_right_derivatives(kind):
     layer, x = make(kind), torch.randn(4, 2, 2, dtype=F64)
@@ -395,6 +403,7 @@ def test_torch_func_and_forward_mode_get_the_right_derivatives(kind):
         torch.func.grad(loss)(x)
 
 
+@everywhere
 def test_many_gradients_at_once():
     """torch.func's way works; the older one, which hides its batch from operators, is refused clearly."""
     layer, x = make("MSLMN"), torch.randn(3, 2, 2, dtype=F64, requires_grad=True)
@@ -425,6 +434,7 @@ def test_lazily_negated_tensors_are_read_as_they_mean(backend):
     assert torch.equal(negated, torch.autograd.grad(output, x, -v)[0])
 
 
+@everywhere
 def test_weights_of_another_class_go_through_the_operator():
     """A subclass may have no memory of its own: the kernels never see it."""
 
@@ -438,6 +448,7 @@ def test_weights_of_another_class_go_through_the_operator():
     assert torch.equal(output.as_subclass(torch.Tensor), expected)
 
 
+@everywhere
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_a_transform_left_behind_is_read_as_it_means(grad):
     """A tensor that outlived its torch.func transform has no memory of its own."""

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from mslmn import LMN, State
 
+pytestmark = pytest.mark.usefixtures("everywhere")
 I, H, B, T = 3, 5, 4, 11
 OPTIONS = {"dtype": torch.float64}
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from mslmn import MSLMN, ClockworkRNN, State
+from properties import given, st
 
-hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
-given, st = hypothesis.given, hypothesis.strategies
+pytestmark = pytest.mark.usefixtures("everywhere")
 
 
 def blocks(W_of_sender, M):
@@ -60,7 +60,7 @@ def arrays(cell):
     """A cell's parameters as NumPy arrays: lists where there is one per module."""
     result = {}
     for name, parameter in cell.named_parameters():
-        value = parameter.detach().numpy()
+        value = parameter.detach().cpu().numpy()
         if "." in name:
             result.setdefault(name.split(".")[0], []).append(value)
         else:
@@ -99,8 +99,8 @@ def test_mslmn_equals_the_equations_for_any_sizes_lengths_and_clocks(s):
     output, state = layer(x, start)
     run = layer.cells[0](x, start.memory[0], start.clock, None, reverse=False)
     for b, t0 in enumerate(s["clocks"]):
-        m = start.memory[0, b].numpy().reshape(s["g"], s["M"])
-        memory, hidden = numpy_mslmn(x[:, b].numpy(), m, t0, arrays(layer.cells[0]), s["M"])
+        m = start.memory[0, b].cpu().numpy().reshape(s["g"], s["M"])
+        memory, hidden = numpy_mslmn(x[:, b].cpu().numpy(), m, t0, arrays(layer.cells[0]), s["M"])
         np.testing.assert_allclose(output[:, b].detach(), memory, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(run.hidden[:, b].detach(), hidden, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(state.memory[0, b].detach(), memory[-1], rtol=1e-10, atol=1e-10)
@@ -116,8 +116,8 @@ def test_clockwork_rnn_equals_the_equations_for_any_sizes_lengths_and_clocks(s):
     start = State(torch.randn(1, B, G, dtype=torch.float64), torch.tensor(s["clocks"]))
     output, state = layer(x, start)
     for b, t0 in enumerate(s["clocks"]):
-        m = start.memory[0, b].numpy().reshape(s["g"], s["M"])
-        memory = numpy_clockwork(x[:, b].numpy(), m, t0, arrays(layer.cells[0]), s["M"])
+        m = start.memory[0, b].cpu().numpy().reshape(s["g"], s["M"])
+        memory = numpy_clockwork(x[:, b].cpu().numpy(), m, t0, arrays(layer.cells[0]), s["M"])
         np.testing.assert_allclose(output[:, b].detach(), memory, rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(state.memory[0, b].detach(), memory[-1], rtol=1e-10, atol=1e-10)
 

@@ -8,6 +8,7 @@ import mslmn
 from helpers import LAYERS, make
 from mslmn import State
 
+pytestmark = pytest.mark.usefixtures("everywhere")
 F64 = torch.float64
 
 

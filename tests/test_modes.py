@@ -14,10 +14,9 @@ from torch.nn.utils.rnn import (
 
 from helpers import LAYERS, gradients, make
 from mslmn import MSLMN, State
+from properties import given, st
 
-hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
-given, st = hypothesis.given, hypothesis.strategies
-
+pytestmark = pytest.mark.usefixtures("everywhere")
 F64 = torch.float64
 kinds = pytest.mark.parametrize("kind", list(LAYERS))
 every_kind = st.sampled_from(list(LAYERS))

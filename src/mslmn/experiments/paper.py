@@ -22,8 +22,16 @@ class Words(NamedTuple):
     deviation: float
 
 
+class Handwriting(NamedTuple):
+    """A line of Table 4: one of the two directions."""
+
+    hidden: int  # CW-RNN: per module
+    memory: int | None  # per module
+    accuracy: float  # of the best path
+
+
 BUDGETS = (100, 250, 500, 1000)
-GENERATION_MODULES, WORD_MODULES = 9, 7
+GENERATION_MODULES, WORD_MODULES, HANDWRITING_MODULES = 9, 7, 9
 FORGET_GATE = 5.0  # bias of the LSTM's
 NOISE = 0.6  # on the words
 
@@ -41,4 +49,11 @@ WORDS = {
     "CW-RNN": Words(13, None, 0.744, 0.029),
     "MS-LMN": Words(25, 25, 0.780, 0.034),
     "incremental MS-LMN": Words(25, 25, 0.796, 0.038),
+}
+
+HANDWRITING = {  # the LMN is not in it
+    "LSTM": Handwriting(110, None, 0.773),
+    "CW-RNN": Handwriting(33, None, 0.329),
+    "MS-LMN": Handwriting(144, 16, 0.265),
+    "incremental MS-LMN": Handwriting(144, 16, 0.668),
 }

@@ -172,9 +172,9 @@ def steps(
     T = x.shape[0] if batch_sizes is None else len(batch_sizes)
     if B == 0:
         return
-    sizes = torch.full((T,), B) if batch_sizes is None else batch_sizes.cpu()
-    has = torch.arange(B) < sizes[:, None]  # (T, B): which rows have a step t
-    t = torch.arange(T)[:, None]
+    sizes = torch.full((T,), B, device="cpu") if batch_sizes is None else batch_sizes.cpu()
+    has = torch.arange(B, device="cpu") < sizes[:, None]  # (T, B): which rows have a step t
+    t = torch.arange(T, device="cpu")[:, None]
     count = clocks.count(clock.cpu() + (has.sum(0) - t if reverse else t + 1), g)  # (T, B)
     most = torch.where(has, count, 0).amax(1).tolist()
     least = torch.where(has, count, g).amin(1).tolist()

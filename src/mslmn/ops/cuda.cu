@@ -33,6 +33,8 @@ struct alignas(16) Block16 { unsigned words[4]; };
 #define INLINE __device__ __forceinline__
 #define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define UNROLL _Pragma("unroll")
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL_BY(n) PRAGMA(unroll n)
 #define CONSTANT __constant__ const
 
 INLINE int thread() { return threadIdx.x; }
@@ -97,7 +99,8 @@ constexpr int rows_before(int j) { return j * H + M * (j * (j + 1) / 2); }  // o
 struct alignas(16) Quad { real v[4]; };
 INLINE const Quad* quads(const real* p) { return reinterpret_cast<const Quad*>(p); }
 template <int n> struct Number { static constexpr int value = n; };
-constexpr int SPECIAL = 4;  // steps at which more modules fire share their code
+constexpr int SPECIAL = M <= 64 ? 4 : 2;         // steps at which more modules fire share their code
+constexpr int AT_ONCE = M <= 64 ? (M + 3) / 4 : 8;  // quads of a module's memory: longer loops stay loops
 
 // Parameters as torch holds them, null where there is none. The Clockwork RNN has g Wxh and b_h, in the place of Whm
 // and b_m, and its Whh in the place of Wmm.
@@ -213,7 +216,7 @@ INLINE real fetched(const unsigned* slot, const int* odd, int i) {
 template <class To, class From> INLINE void carry(To* to, int values, From from, int lane) {
     if (QUADS) {
         struct alignas(4 * sizeof(To) < 16 ? 4 * sizeof(To) : 16) Four { To v[4]; };
-        _Pragma("unroll 4") for (int i = lane; i < values / 4; i += 32) {
+        UNROLL_BY(4) for (int i = lane; i < values / 4; i += 32) {
             const Quad q = *quads(from(4 * i));
             Four four;
             UNROLL for (int k = 0; k < 4; k++) put(&four.v[k], q.v[k]);
@@ -318,10 +321,10 @@ struct Held {
     INLINE void row(int j, int row, real (&sums)[4], const Quad* v) const {
         if (j < RESIDENT) {
             const Quad* const w = quads(shared) + module_at(j) / 4 + row;
-            UNROLL for (int q = 0; q < MP / 4; q++) add_product(sums, w[q * owned(j)], v[q]);
+            UNROLL_BY(AT_ONCE) for (int q = 0; q < MP / 4; q++) add_product(sums, w[q * owned(j)], v[q]);
         } else {
             const Quad* const w = quads(packed) + module_at(j) / 4 + row;
-            UNROLL for (int q = 0; q < MP / 4; q++) add_product(sums, w[q * owned(j)], v[q]);
+            UNROLL_BY(AT_ONCE) for (int q = 0; q < MP / 4; q++) add_product(sums, w[q * owned(j)], v[q]);
         }
     }
     // The same of the thread's own row, for the module whose turn it is
@@ -337,10 +340,10 @@ struct Held {
         const int begin = (module_at(j) + owned(j) * MP) / 4 + row * LANES + lane, count = summed(j) / (4 * LANES);
         if (j < RESIDENT) {
             const Quad* const w = quads(shared) + begin;
-            _Pragma("unroll 4") for (int q = 0; q < count; q++) add_product(sums, w[q * M * LANES], v[q * LANES + lane]);
+            UNROLL_BY(4) for (int q = 0; q < count; q++) add_product(sums, w[q * M * LANES], v[q * LANES + lane]);
         } else {
             const Quad* const w = quads(packed) + begin;
-            _Pragma("unroll 4") for (int q = 0; q < count; q++) add_product(sums, w[q * M * LANES], v[q * LANES + lane]);
+            UNROLL_BY(4) for (int q = 0; q < count; q++) add_product(sums, w[q * M * LANES], v[q * LANES + lane]);
         }
     }
 
@@ -357,7 +360,8 @@ struct Held {
             real sums[4] = {lane == 0 && k < most ? added(k, o) : real(0)};
             if (CACHED) {
                 constexpr int count = known ? smaller(PARTS, summed(known - 1) / (4 * LANES)) : PARTS;
-                const Quad* const vector = v(k) + lane;  // beyond the width of a module weights are 0
+                // Beyond the width of a module weights are 0, and what follows is another module's.
+                const Quad* const vector = v(k < most ? k : 0) + lane;
                 UNROLL for (int q = 0; q < count; q++) add_product(sums, parts[CACHED ? q : 0], vector[q * LANES]);
             } else if (k < most) {
                 part(k, o, lane, sums, v(k));
@@ -469,7 +473,7 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
             UNROLL for (int j = known - 1; j > 0; j--)
                 if (j >= last) add(j);
         } else {
-            _Pragma("unroll 2") for (int j = most - 1; j >= last; j--) add(j);
+            UNROLL_BY(2) for (int j = most - 1; j >= last; j--) add(j);
         }
         return sum;
     };
@@ -590,7 +594,7 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
         for (int s = of.length - 1; s >= -1; s--) {
             const int slot = s & (AHEAD - 1);
             if (a.gmemory && s >= 0)
-                _Pragma("unroll 5") for (int i = lane; i < G; i += 32)
+                UNROLL_BY(5) for (int i = lane; i < G; i += 32)
                     held_gm[i] += fetched(ring + slot * SLOT, odd + slot * 2, i);
             wait<AHEAD - 3>();
             barrier(THREADS);
@@ -730,7 +734,7 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
                 if (known) {
                     UNROLL for (int k = 1; k < known; k++) held.row(k, i, sums, quads(gm + k * MP));
                 } else {
-                    _Pragma("unroll 2") for (int k = 1; k < most; k++) held.row(k, i, sums, quads(gm + k * MP));
+                    UNROLL_BY(2) for (int k = 1; k < most; k++) held.row(k, i, sums, quads(gm + k * MP));
                 }
                 gz[i] = g0[o] = total(sums) * (1 - h * h);
                 clear(i, 2);
@@ -949,7 +953,7 @@ KERNEL(256) gather(const Gather a) {
         of_bias(H + e - WMM);
 
     real sum = 0;
-    _Pragma("unroll 4") for (int p = thread() / 32; p < terms; p += 8) sum += from[static_cast<int64>(p) * stride];
+    UNROLL_BY(4) for (int p = thread() / 32; p < terms; p += 8) sum += from[static_cast<int64>(p) * stride];
     real* const sums = reinterpret_cast<real*>(shared_memory());
     sums[thread()] = sum;
     barrier(256);

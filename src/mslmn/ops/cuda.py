@@ -362,7 +362,7 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     if found is None:
         B = int(sizes[0])
         zero = sizes.new_zeros(1)
-        lengths = len(sizes) - torch.searchsorted(sizes.flip(0).contiguous(), torch.arange(B), right=True)
+        lengths = len(sizes) - torch.searchsorted(sizes.flip(0).contiguous(), torch.arange(B, device="cpu"), right=True)
         parts = [zero, sizes.cumsum(0), lengths, zero, lengths.cumsum(0)]
         found = torch.cat(parts).to(device)
         while len(_packings) >= PACKINGS:

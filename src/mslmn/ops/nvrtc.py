@@ -3,6 +3,7 @@
 PyTorch's CUDA builds bring NVRTC and, from 2.10, cuda-bindings, through which both are called.
 """
 
+import contextlib
 import hashlib
 import os
 from array import array
@@ -74,8 +75,9 @@ def compiled(source: str, capability: tuple[int, int]) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(code)
         temporary.replace(path)
-    except OSError:  # a read-only home: compiled again next time
-        temporary.unlink(missing_ok=True)
+    except OSError:  # a read-only home, a full disk: compiled again next time
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return code
 
 
