@@ -147,7 +147,7 @@ class ClockedLayer(nn.Module):
             if to_packed is not None:
                 state = State(state[0].index_select(1, to_packed), state[1].index_select(0, to_packed))
         output, memory, clock = self._run(x, state, B, batch_sizes)
-        clock = clock + ops.lengths(batch_sizes, clock.device)
+        clock = clock + ops.lengths(batch_sizes, B, clock.device)
         if to_caller is not None:
             memory, clock = memory.index_select(1, to_caller), clock.index_select(0, to_caller)
         return PackedSequence(output, batch_sizes, to_packed, to_caller), State(memory, clock)

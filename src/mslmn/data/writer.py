@@ -99,8 +99,11 @@ def vocabulary(split: str) -> tuple[str, ...]:
     """The words of a split, of the list that the package carries."""
     checks.choice("split", split, SPLITS)
     words = (files(__package__) / "assets" / "common-words.txt").read_text().split()
-    own = {"train": range(VALIDATES), "validation": (VALIDATES,), "test": (TESTS,)}[split]
-    return tuple(word for i, word in enumerate(words) if i % (TESTS + 1) in own)
+    every = TESTS + 1
+    held_out = {"validation": words[VALIDATES::every], "test": words[TESTS::every]}
+    if split in held_out:
+        return tuple(held_out[split])
+    return tuple(word for word in words if word not in {*held_out["validation"], *held_out["test"]})
 
 
 def sentence(words: Sequence[str], length: int, rng: np.random.Generator) -> str:

@@ -73,12 +73,12 @@ def _run(
     return Run(memory, memory if weights.Wxh is None else hidden, last)
 
 
-def lengths(batch_sizes: Tensor, device: torch.device) -> Tensor:  # (T,) -> (B,)
+def lengths(batch_sizes: Tensor, B: int, device: torch.device) -> Tensor:  # (T,) -> (B,)
     """How long the sequences of a packed batch are, longest first, on a device."""
     if device.type == "cuda" and not torch.compiler.is_compiling():
-        T, B = len(batch_sizes), int(batch_sizes[0])
+        T = len(batch_sizes)
         return cuda.packing_of(batch_sizes, device)[T + 1 : T + 1 + B]  # there already: nothing waits for a copy
-    rows = torch.arange(int(batch_sizes[0]), device=batch_sizes.device)
+    rows = torch.arange(B, device=batch_sizes.device)
     return (batch_sizes[:, None] > rows).sum(0).to(device)
 
 

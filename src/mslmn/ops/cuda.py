@@ -4,6 +4,7 @@ float32, float64, and float32 with 16-bit inputs and outputs: x, memory and hidd
 the weights are.
 """
 
+import threading
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
@@ -348,6 +349,7 @@ def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse
 _packings: dict[tuple[bytes, torch.device], Tensor] = {}
 _captured: list[Tensor] = []  # what CUDA graphs read, for as long as they may
 PACKINGS = 16
+_packing = threading.Lock()
 
 
 def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
@@ -358,6 +360,11 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     """
     sizes = batch_sizes.to("cpu", torch.int64)
     key = sizes.numpy().tobytes(), device
+    with _packing:  # autograd's threads ask too
+        return _kept(key, sizes, device)
+
+
+def _kept(key: tuple[bytes, torch.device], sizes: Tensor, device: torch.device) -> Tensor:
     found = _packings.pop(key, None)
     if found is None:
         B = int(sizes[0])
