@@ -4,7 +4,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from .figures import Picture
+from .drawing import Picture
 from .formats import clean
 from .tables import Column, Table
 
