@@ -50,6 +50,7 @@ class Picture:
     caption: str
     panels: list[Panel]
     width: int  # of a panel at most, in CSS pixels
+    least: int = 0  # of a panel that is never smaller: on a small screen it scrolls
 
 
 @contextmanager
@@ -80,7 +81,8 @@ def _inline(text: str, alt: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = re.sub(r"<defs>\s*</defs>", "", body)
     body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = body.replace("xlink:href", "href").replace("'DejaVu Sans'", "system-ui")
+    body = body.replace("xlink:href", "href").replace("'DejaVu Sans Mono'", "ui-monospace, monospace")
+    body = body.replace("'DejaVu Sans'", "system-ui")
     body = re.sub(r'(?<=\b[dxy]=")[^"]*', lambda path: re.sub(r"-?\d+\.\d{2,}", _short, path[0]), body)
     view = re.search(r'viewBox="[^"]*"', body)
     start = body.index(">") + 1
