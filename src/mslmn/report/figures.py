@@ -10,15 +10,18 @@ from numpy.typing import NDArray
 from ..clock import period
 from ..experiments.records import Record
 from ..extras import need
+from . import strokes
 from .arrays import load
 from .confusion import Confusion
-from .drawing import GRID, INK, Panel, Picture, drawing, svg
+from .drawing import GRID, INK, SOFT, Panel, Picture, drawing, svg
 from .formats import clean
-from .runs import Runs, value
-from .tables import MILLI, significant
+from .lines import accuracies, examples
+from .runs import Runs, epochs, history, value
+from .tables import MILLI, PERCENT, PLATEAU, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {
     "RNN": "#7b8794",
@@ -31,6 +34,8 @@ COLOURS = {
 OTHERS = ("#0f766e", "#9f1239", "#4d7c0f", "#334155")  # models that the paper has not
 CORRECT, WITHIN, ACROSS = "#1b6ca8", "#f0a02b", "#b3261e"
 LOSSES = [("train_loss", "Training loss"), ("validation_loss", "Validation loss")]
+SIGNALS = {"generation": "signal", "handwriting": "pen"}  # what is drawn above a memory
+EXAMPLES = 3  # lines that are shown
 POINTS = 400  # of a curve: more than a panel can show
 
 
@@ -39,8 +44,11 @@ def figures(runs: Runs, prefix: str) -> list[Picture]:
     need("matplotlib.figure", "experiments")
     if runs.experiment == "generation":
         found = [signals(runs, prefix), curves(runs, prefix), memories(runs, prefix)]
-    else:
+    elif runs.experiment == "words":
         found = [errors(runs, prefix), confusions(runs, prefix), curves(runs, prefix), memories(runs, prefix)]
+    else:
+        found = [lines(runs, prefix), progress(runs, prefix), line_accuracies(runs, prefix)]
+        found += [memories(runs, prefix), curves(runs, prefix)]
     return [picture for picture in found if picture.panels]
 
 
@@ -85,48 +93,53 @@ def curves(runs: Runs, prefix: str) -> Picture:
     """Loss over epochs: one panel for training, one for validation, all models in each."""
     records = [record for model in runs.models if (record := runs.typical(model)) and record.history]
     panels: list[Panel] = []
-    shown = LOSSES if runs.experiment == "words" else LOSSES[:1]  # generation has one signal for both
+    shown = LOSSES[:1] if runs.experiment == "generation" else LOSSES  # generation has one signal for both
     for name, title in shown:
-        lines = [(record, *_curve(record, name)) for record in records]
-        lines = [line for line in lines if np.isfinite(line[2]).any()]
-        if not lines:
+        drawn = [(record, *_curve(record, name)) for record in records]
+        drawn = [curve for curve in drawn if np.isfinite(curve[2]).any()]
+        if not drawn:
             continue
         with drawing(4.8, 2.9) as (figure, axes):
-            for record, epochs, losses in lines:
-                axes.plot(epochs, losses, color=colour(runs, record.model), linewidth=1.2, label=record.model)
-            _log_axis(axes, np.concatenate([losses for *_, losses in lines]))
-            grown = [record for record, *_ in lines if _growth(record)]
-            for row, record in enumerate(grown):
-                _mark_growth(axes, record, colour(runs, record.model), row)
-            axes.set_xlabel("epoch")
-            axes.grid(axis="y", color=GRID, linewidth=0.6)
-            axes.margins(x=0.01)
-            figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5, labelcolor=INK)
-            names = ", ".join(record.model for record, *_ in lines)
+            for record, at, losses in drawn:
+                axes.plot(at, losses, color=colour(runs, record.model), linewidth=1.2, label=record.model)
+            _log_axis(axes, np.concatenate([losses for *_, losses in drawn]))
+            _finish_curves(runs, figure, axes, [record for record, *_ in drawn])
+            names = ", ".join(record.model for record, *_ in drawn)
             alt = f"{title} over epochs on a logarithmic scale, of {names}"
             panels.append(Panel(title, "logarithmic scale", svg(figure, f"{prefix}-curve-{len(panels)}", alt)))
-    growth = (
-        " Vertical lines: a module is added; the number tells how many there are from there on."
-        if any(_growth(record) for record in records)
-        else ""
-    )
-    where = f"{runs.case_name} {runs.main_case:,}"
-    clean = " As in the paper, validation is on the training clips, without the noise." if len(shown) > 1 else ""
-    caption = f"One run of each model, {where}{_which(runs)}.{clean}{growth}"
+    clean = " As in the paper, validation is on the training clips, without the noise."
+    clean = clean if runs.experiment == "words" else ""
+    caption = f"One run of each model, {runs.main_name}{_which(runs)}.{clean}{_growth_note(records)}"
     return Picture("curves", "Learning", caption, panels, 560)
 
 
+def _finish_curves(runs: Runs, figure: "Figure", axes: "Axes", records: Sequence[Record]) -> None:
+    """Growth, grid, legend."""
+    for row, record in enumerate(record for record in records if _growth(record)):
+        _mark_growth(axes, record, colour(runs, record.model), row)
+    axes.set_xlabel("epoch")
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.margins(x=0.01)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5, labelcolor=INK)
+
+
+def _growth_note(records: Sequence[Record]) -> str:
+    if not any(_growth(record) for record in records):
+        return ""
+    return " Vertical lines: a module is added; the number tells how many there are from there on."
+
+
 def _curve(record: Record, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Epochs and losses, thinned out to what a panel shows; what a logarithm cannot show is a gap."""
-    epochs = np.array([entry.get("epoch", i + 1) for i, entry in enumerate(record.history)], dtype=float)
-    losses = np.array([_number(entry.get(name)) for entry in record.history], dtype=float)
+    """Epochs and losses; what a logarithm cannot show is a gap."""
+    at, losses = _thinned(epochs(record), history(record, name))
     losses[~(losses > 0) | ~np.isfinite(losses)] = np.nan
-    shown = np.unique(np.linspace(0, len(epochs) - 1, POINTS).round().astype(int))
-    return epochs[shown], losses[shown]
+    return at, losses
 
 
-def _number(entry: Any) -> float:
-    return float(entry) if isinstance(entry, int | float) else math.nan
+def _thinned(*columns: NDArray[Any]) -> list[NDArray[Any]]:
+    """To what a panel shows."""
+    shown = np.unique(np.linspace(0, len(columns[0]) - 1, POINTS).round().astype(int))
+    return [column[shown] for column in columns]
 
 
 def _growth(record: Record) -> list[tuple[int, int]]:
@@ -175,22 +188,26 @@ def memories(runs: Runs, prefix: str) -> Picture:
         record = runs.typical(model)
         if record is None:
             continue
-        found, signal = load(record, memory=3), load(record, generated=1)
+        found, signal = load(record, memory=3), _signal(record)
         if found is None or found[0].shape[1] < 2 or not found[0].size:
             continue
         memory = found[0]
         steps, modules, units = memory.shape
         note = f"{modules} modules of {units} unit{'s' * (units != 1)}, {steps} steps"
         height = min(0.6, max(0.38, 0.025 * units))
-        above = int(signal is not None and len(signal[0]) == steps)  # what the memories make
+        above = int(signal is not None and len(signal) == steps)
         with drawing(4.8, height * (modules + above) + 0.5, rows=modules + above) as (figure, strips):
             _draw_memory(strips[above:], memory)
-            if signal and above:
-                strips[0].plot(np.arange(1, steps + 1), signal[0], color=INK, linewidth=0.9)
-                _bare(strips[0], 0.0, "signal")
+            if signal is not None and above:
+                strips[0].plot(np.arange(1, steps + 1), signal, color=INK, linewidth=0.9)
+                _bare(strips[0], 0.0, SIGNALS[runs.experiment])
             alt = f"Memory of {model} over {steps} steps: {modules} strips, the slower the module the longer it holds"
             panels.append(Panel(model, note, svg(figure, f"{prefix}-memory-{len(panels)}", alt)))
-    scenes = {"generation": "the signal, drawn on top, is generated", "words": "one clip is heard"}
+    scenes = {
+        "generation": "the signal, drawn on top, is generated",
+        "words": "one clip is heard",
+        "handwriting": "one line is read, from left to right; on top, how high the pen is",
+    }
     return Picture(
         "memories",
         "What each module remembers",
@@ -201,6 +218,17 @@ def memories(runs: Runs, prefix: str) -> Picture:
         panels,
         560,
     )
+
+
+def _signal(record: Record) -> NDArray[Any] | None:
+    """What to draw above a memory: what it generates, or the height of the pen; None if the run left none."""
+    if found := load(record, generated=1):
+        return found[0]
+    for line in examples(record)[:1]:
+        height: NDArray[Any] = line.xy[:, 1].mean() - line.xy[:, 1]
+        height[line.ends] = np.nan  # the pen is lifted
+        return height
+    return None
 
 
 def _draw_memory(strips: Sequence["Axes"], memory: NDArray[Any]) -> None:
@@ -229,6 +257,103 @@ def _bare(axes: "Axes", y: float, label: str) -> None:
     axes.tick_params(axis="y", length=0, pad=5)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
+
+
+def lines(runs: Runs, prefix: str) -> Picture:
+    """The first test lines as the best model and the LSTM read them, below each other."""
+    read = {record.model: examples(record)[:EXAMPLES] for record in _compared(runs)}
+    panels: list[Panel] = []
+    for i in range(max(map(len, read.values()), default=0)):
+        for model, found in read.items():
+            if i < len(found):
+                share = f"{found[i].accuracy * PERCENT:.1f} %"
+                alt = f"Line {i + 1} as {model} reads it. Written: {found[i].expected} Read: {found[i].read}"
+                drawn = strokes.picture(found[i], f"{prefix}-line-{len(panels)}", alt)
+                panels.append(Panel(model, f"line {i + 1}, {share} of the characters", drawn))
+    seed = "; of the seeds, the one with the lowest validation loss" if runs.seeds > 1 else ""
+    return Picture(
+        "lines",
+        "Lines with what was read in them, stroke by stroke",
+        f"Test lines as the pen wrote them{seed}. Above: the characters that the best path emits, each with a dot at "
+        "the step that emits it; an open box is a space. The ink has the colour of the character that is emitted "
+        "nearest in time: two blues in turn where it is right, two reds where it is wrong, grey where nothing is read. "
+        "Beneath: the text that was to be written, above what was read; where they differ the ground is tinted, wrong "
+        "characters are red, and a dot stands for one that is missing.",
+        panels,
+        1040,
+        least=720,
+    )
+
+
+def _compared(runs: Runs) -> list[Record]:
+    """The runs of the best model and of the LSTM; if that is the best, of the next best."""
+    chosen = [record for model in runs.models if (record := runs.chosen(model))]
+    order = sorted(chosen, key=lambda record: -value(record))
+    others = [record for record in order[1:] if record.model == "LSTM"] or order[1:2]
+    return order[:1] + others
+
+
+def progress(runs: Runs, prefix: str) -> Picture:
+    """Accuracy on the validation lines over epochs, all models and seeds; that of the seed that counts in front."""
+    records = [record for model in runs.models if (record := runs.chosen(model)) and record.history]
+    records = [record for record in records if np.isfinite(history(record, "character_accuracy")).any()]
+    panels: list[Panel] = []
+    if records:
+        with drawing(7.2, 3.6) as (figure, axes):
+            axes.axhline(PLATEAU * PERCENT, color=SOFT, linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
+            for record in records:
+                for other in (other for other in runs.of(record.model, runs.main_case) if other.history):
+                    front = other is record
+                    axes.plot(
+                        *_thinned(epochs(other), history(other, "character_accuracy").clip(min=0) * PERCENT),
+                        color=colour(runs, record.model),
+                        linewidth=1.7 if front else 0.8,
+                        alpha=1.0 if front else 0.35,
+                        zorder=3 if front else 2,
+                        label=record.model if front else None,
+                    )
+            axes.set(ylim=(0, 100), ylabel="% of the characters")
+            _finish_curves(runs, figure, axes, records)
+            names = ", ".join(record.model for record in records)
+            alt = f"Character accuracy on the validation lines over epochs, of {names}"
+            panels.append(Panel("", "", svg(figure, f"{prefix}-progress", alt)))
+    thin = " Thick: the seed with the lowest validation loss; thin: the others." if runs.seeds > 1 else ""
+    return Picture(
+        "progress",
+        "Reading better, epoch by epoch",
+        f"Accuracy of the best path on the validation lines, {runs.main_name}.{thin} Dashed: "
+        f"{PLATEAU * PERCENT:.0f} %, beyond which a model has left the plateau.{_growth_note(records)}",
+        panels,
+        820,
+    )
+
+
+def line_accuracies(runs: Runs, prefix: str) -> Picture:
+    """Each model's test lines, from the one it reads worst to the one it reads best."""
+    chosen = [record for model in runs.models if (record := runs.chosen(model))]
+    found = [(record, np.sort(accuracies(record)) * PERCENT) for record in chosen]
+    found = [(record, percents) for record, percents in found if len(percents)]
+    panels: list[Panel] = []
+    if found:
+        with drawing(4.8, 2.9) as (figure, axes):
+            for record, percents in found:
+                share = (np.arange(len(percents)) + 0.5) / len(percents) * PERCENT
+                paint = colour(runs, record.model)
+                axes.plot(*_thinned(share, percents.clip(min=0)), color=paint, linewidth=1.6, label=record.model)
+            axes.set(xlim=(0, 100), ylim=(0, 101), xlabel="% of the test lines", ylabel="% of the characters")
+            axes.grid(color=GRID, linewidth=0.6)
+            figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5, labelcolor=INK)
+            names = ", ".join(record.model for record, _ in found)
+            alt = f"Accuracy of the test lines, from the worst to the best, of {names}"
+            panels.append(Panel("", "", svg(figure, f"{prefix}-accuracies", alt)))
+    return Picture(
+        "line_accuracies",
+        "From the hardest line to the easiest",
+        "The accuracy of every test line, sorted for each model: where a curve reaches 100 %, lines are read without "
+        "an error from there on. Lines below 0 are drawn at 0.",
+        panels,
+        560,
+    )
 
 
 def errors(runs: Runs, prefix: str) -> Picture:
