@@ -5,10 +5,14 @@ python tests/fake_runs.py DIR
 
 import sys
 from dataclasses import replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
+from mslmn.data import writer
+from mslmn.data.handwriting import Alphabet
 from mslmn.experiments import paper, records
 
 SUFFIXES = (
@@ -20,36 +24,46 @@ SUFFIXES = (
 )
 WORDS = [word for words in SUFFIXES for word in words.split()]
 INCREMENTAL = "incremental MS-LMN"
+PLAUSIBLE = {
+    "generation": {
+        "case": {"budget": 1000}, "sizes": {"hidden": 1, "memory": 4, "modules": 9}, "parameters": 1003,
+        "metric": "NMSE", "value": 0.45e-3,
+    },
+    "words": {
+        "case": {"split": 0}, "sizes": {"hidden": 25, "memory": 25, "modules": 7}, "parameters": 12345,
+        "metric": "accuracy", "value": 0.78,
+    },
+    "handwriting": {
+        "case": {"lines": 1000}, "sizes": {"hidden": 144, "memory": 16, "modules": 9}, "parameters": 98765,
+        "metric": "accuracy", "value": 0.74,
+    },
+}  # fmt: skip
 
 
 def put(folder, arrays=True, **changes):
     """One record in a folder of its own; what matters to a test is given, the rest is plausible."""
-    words = changes.get("experiment") == "words"
+    experiment = changes.get("experiment", "generation")
     record = records.Record(
         **{
             "experiment": "generation",
             "preset": "quick",
             "data": "made up",
             "model": "MS-LMN",
-            "case": {"split": 0} if words else {"budget": 1000},
             "seed": 0,
-            "sizes": {"hidden": 25, "memory": 25, "modules": 7} if words else {"hidden": 1, "memory": 4, "modules": 9},
-            "parameters": 12345 if words else 1003,
             "settings": {"learning_rate": 1e-3},
             "epochs": 60,
             "seconds": 12.5,
-            "metric": "accuracy" if words else "NMSE",
-            "value": 0.78 if words else 0.45e-3,
             "history": history(60, 0.5, grown=False),
             "reason": "all epochs done",
         }
+        | PLAUSIBLE.get(experiment, PLAUSIBLE["generation"])
         | changes
     )
     name = f"{record.experiment}/{record.preset}/{record.model}/{next(iter(record.case.values()))}/{record.seed}"
     record = replace(record, folder=folder / name.replace(" ", "-"))
     record.folder.mkdir(parents=True)
-    made = word_arrays(record) if words else signal_arrays(record)
-    records.write(record, made if arrays else {})
+    make = {"words": word_arrays, "handwriting": line_arrays}.get(experiment, signal_arrays)
+    records.write(record, make(record) if arrays else {})
     if not arrays:
         (record.folder / records.ARRAYS).unlink()
     return record
@@ -100,6 +114,74 @@ def word_arrays(record):
     arrays |= {"names": np.array(WORDS), "suffixes": np.arange(25) // 5}
     sizes = record.sizes
     return arrays | {"memory": memory(97, sizes.get("modules", 1), sizes.get("memory", sizes["hidden"]))}
+
+
+@cache
+def written(count=3):
+    """Test lines of the synthetic writer: their points and texts."""
+    lines = [line for line in writer.lines(5 * count, seed=2, words=(3, 5)) if line.split == "test"]
+    return [line.points[:, 1:] for line in lines], [line.text for line in lines]
+
+
+def line_arrays(record, lines=None):
+    """Lines that are read as well as the record says, each character emitted about where it stands."""
+    lines = lines or written()
+    points, texts = lines
+    rng = np.random.default_rng([record.seed, len(record.model)])
+    alphabet = Alphabet()
+    paths = [emitted(xy, alphabet.encode(misread(text, record.value, rng))) for xy, text in zip(*lines, strict=True)]
+    sizes = record.sizes
+    arrays = {
+        "starts": np.cumsum([0, *map(len, points)]),
+        "points": np.concatenate(points),
+        "labels": np.concatenate(paths),
+        "characters": np.array(["", alphabet.decode([1]), *alphabet.characters]),
+        "expected": np.array(texts),
+        "recognised": np.array([alphabet.decode(label for label, _ in groupby(path.tolist())) for path in paths]),
+        "accuracies": 1 - np.minimum(rng.exponential(1 - min(record.value, 0.99), 200), 1.2),
+    }
+    units = sizes.get("memory", sizes["hidden"])
+    return arrays | {"memory": memory(len(points[0]), sizes.get("modules", 1), units)}
+
+
+def misread(text, accuracy, rng):
+    """Some characters replaced, left out or doubled."""
+    letters = "aeiouthrsnlm"
+    found = []
+    for letter in text:
+        other = letters[rng.integers(len(letters))]
+        found.append(letter if rng.random() < accuracy else ["", other, other, letter + other][rng.integers(4)])
+    return "".join(found)
+
+
+def emitted(points, labels):
+    """A best path: blank but for one step per label, at the step that gets to its place in the line."""
+    x = np.maximum.accumulate(points[:, 0] - points[0, 0])
+    at = np.searchsorted(x, (np.arange(len(labels)) + 0.6) / max(1, len(labels)) * x[-1])
+    apart = 2 * np.arange(len(labels))
+    at = np.maximum.accumulate(at - apart) + apart if len(at) else at
+    path = np.zeros(len(points), dtype=np.int64)
+    path[at[at < len(path)]] = np.array(labels, dtype=np.int64)[at < len(path)]
+    return path
+
+
+def learning(epochs, final, leaves, modules, seed=0):
+    """A plateau, where blanks are all there is, until half of the characters are read at ``leaves``, or never."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(1, epochs + 1)
+    accuracy = final / (1 + np.exp(-(t - leaves) / (0.06 * epochs))) if leaves else np.full(epochs, 0.12)
+    accuracy = np.maximum(0, accuracy + rng.normal(0, 0.008, epochs)) * (t > 2)
+    losses = 12 + 130 * (1 - accuracy) ** 1.5
+    return [
+        {
+            "epoch": int(epoch),
+            "modules": modules if isinstance(modules, int) else modules[i * len(modules) // epochs],
+            "train_loss": float(losses[i] * 0.9),
+            "validation_loss": float(losses[i]),
+            "character_accuracy": float(accuracy[i]),
+        }
+        for i, epoch in enumerate(t)
+    ]
 
 
 def generation(folder, budgets=paper.BUDGETS, seeds=3, preset="quick"):
@@ -154,6 +236,46 @@ def words(folder, splits=7, seeds=3, preset="quick"):
                 )
 
 
+def handwriting(folder, seeds=2, preset="quick", lines=1000):
+    rng = np.random.default_rng(3)
+    accuracies = {"LSTM": 0.81, "LMN": 0.1, "CW-RNN": 0.62, "MS-LMN": 0.88, INCREMENTAL: 0.93}
+    for model, accuracy in accuracies.items():
+        for seed in range(seeds):
+            published = paper.HANDWRITING.get(model, paper.HANDWRITING["MS-LMN"])
+            sizes = {"hidden": published.hidden}
+            sizes |= {"memory": published.memory} if "LMN" in model else {}
+            sizes |= {"modules": 9} if model in ("CW-RNN", "MS-LMN", INCREMENTAL) else {}
+            value = accuracy - 0.04 * seed * rng.random()
+            leaves = None if model == "LMN" else 12 + 4 * seed + len(model)
+            modules = list(range(1, 8)) if model == INCREMENTAL else sizes.get("modules", 1)
+            rows = learning(60, value + 0.02, leaves, modules, seed)
+            put(
+                folder,
+                experiment="handwriting",
+                preset=preset,
+                data="synthetic lines, seed 0, absolute coordinates",
+                model=model,
+                case={"lines": lines},
+                seed=seed,
+                sizes=sizes,
+                parameters=96000 + 311 * len(model),
+                settings={
+                    "learning_rate": 1e-3,
+                    "validation_loss": min(row["validation_loss"] for row in rows),
+                    "validation_accuracy": max(row["character_accuracy"] for row in rows),
+                    "train_lines": lines,
+                    "validation_lines": lines // 5,
+                    "test_lines": lines // 5,
+                    "features": "absolute",
+                },
+                epochs=60,
+                seconds=float(rng.uniform(200, 900)),
+                value=value,
+                history=rows,
+            )
+
+
 if __name__ == "__main__":
     generation(Path(sys.argv[1]))
     words(Path(sys.argv[1]))
+    handwriting(Path(sys.argv[1]))

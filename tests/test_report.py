@@ -10,13 +10,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from fake_runs import INCREMENTAL, generation, put, word_arrays, words
-from mslmn import report
+from fake_runs import INCREMENTAL, generation, handwriting, learning, line_arrays, put, word_arrays, words, written
+from mslmn import objectives, report
 from mslmn.experiments import paper, records
-from mslmn.report import confusion, figures, formats, page, runs, tables
+from mslmn.report import confusion, figures, findings, formats, lines, page, runs, strokes, tables
 from mslmn.report.statistics import interval
 
 FILES = ("report.json", "report.md", "report.html")
@@ -40,10 +42,11 @@ def column(table, name):
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
-    """Both experiments, several of everything, written once; its folder and what the console showed."""
+    """All experiments, several of everything, written once; its folder and what the console showed."""
     folder = tmp_path_factory.mktemp("full")
     generation(folder, budgets=(100, 1000), seeds=2)
     words(folder, splits=3, seeds=2)
+    handwriting(folder, seeds=2)
     return folder, write(folder)
 
 
@@ -177,6 +180,243 @@ def test_best_of_a_column_is_marked_also_if_rounding_makes_it_two(tmp_path):
     assert "**1.00**" in formats.to_markdown(table)
 
 
+# Handwriting
+
+
+def put_lines(folder, value, loss, arrays=False, **changes):
+    """A run on handwriting, with the loss by which seeds are chosen."""
+    settings = {"validation_loss": loss, "test_lines": 200}
+    return put(folder, arrays, experiment="handwriting", value=value, settings=settings, **changes)
+
+
+def accuracy_rows(*accuracies):
+    return [{"epoch": 5 * (i + 1), "character_accuracy": a} for i, a in enumerate(accuracies)]
+
+
+def test_the_seed_is_chosen_by_validation_loss_not_by_the_test(tmp_path):
+    for seed, (value, loss) in enumerate(((0.9, 30.0), (0.6, 10.0), (0.75, 20.0))):
+        put_lines(tmp_path, value, loss, seed=seed)
+    put_lines(tmp_path, 0.99, 1.0, case={"lines": 10}, seed=7)  # fewer lines: not what the table is of
+    group = only(tmp_path)
+    assert group.main_case == 1000 and group.chosen("MS-LMN").seed == 1
+    table = tables.handwriting_results(group)
+    cell = column(table, "accuracy %, ours")["MS-LMN"]
+    assert cell.text == "60.0" and cell.value == {"accuracy": 60.0, "seed": 1, "validation_loss": 10.0}
+    assert column(table, "mean of seeds %, ours")["MS-LMN"].text == "75.0 ± 15.0"
+    assert column(table, "accuracy %, paper")["MS-LMN"] == ("26.5", 26.5, 26.5)
+    assert column(table, "units, paper")["MS-LMN"].text == "144 hidden, 9 x 16 memory"
+    assert "on 200 test lines" in table.caption and "1,000 training lines" in table.title
+    by_lines = tables.handwriting_lines(group)
+    assert [cell.text for cell in by_lines.rows[0]] == ["MS-LMN", "99.0", "75.0 ± 15.0"]
+
+
+def test_a_run_without_a_validation_loss_is_chosen_last(tmp_path):
+    for seed, loss in enumerate((None, math.nan, 3.0)):
+        put_lines(tmp_path, 0.5, loss, seed=seed)
+    assert only(tmp_path).chosen("MS-LMN").seed == 2
+    write(tmp_path)
+
+
+def test_one_seed_needs_no_mean(tmp_path):
+    put_lines(tmp_path, -0.03, 10.0)
+    table = tables.handwriting_results(only(tmp_path))
+    assert [c.name for c in table.columns].count("accuracy %") == 2 and table.rows[0][1].text == "-3.0"
+    assert not any(c.name.startswith("mean") for c in table.columns)
+
+
+def test_the_models_of_handwriting_stand_in_order_and_the_lmn_without_the_paper(tmp_path):
+    for model in (INCREMENTAL, "MS-LMN", "LMN", "CW-RNN", "LSTM"):
+        put_lines(tmp_path, 0.5, 1.0, model=model)
+    table = tables.handwriting_results(only(tmp_path))
+    assert [row[0].text for row in table.rows] == ["LSTM", "LMN", "CW-RNN", "MS-LMN", INCREMENTAL]
+    published = column(table, "accuracy %, paper")
+    assert [cell.text for cell in published.values()] == ["77.3", "-", "32.9", "26.5", "66.8"]
+    assert column(table, "units, paper")["CW-RNN"].text == "9 x 33 hidden"
+
+
+@pytest.mark.parametrize(("losses", "text"), [((9, 8, 7, 6), "4"), ((9, 8, 5, 6), "3 (grew to 4)")])
+def test_modules_are_those_of_the_weights_that_were_chosen(tmp_path, losses, text):
+    rows = [{"epoch": i, "modules": i, "validation_loss": loss} for i, loss in enumerate(losses, 1)]
+    put_lines(tmp_path, 0.5, min(losses), model=INCREMENTAL, history=rows)
+    put_lines(tmp_path, 0.5, 1.0, model="LSTM", sizes={"hidden": 110}, history=rows)
+    modules = column(tables.handwriting_results(only(tmp_path)), "modules, ours")
+    assert modules[INCREMENTAL].text == text and modules["LSTM"].text == "-"
+
+
+def test_the_plateau_is_left_at_half_of_the_characters(tmp_path):
+    put_lines(tmp_path, 0.6, 1.0, seed=0, history=accuracy_rows(0.1, 0.49, 0.5, 0.4, 0.7))  # epoch 15
+    put_lines(tmp_path, 0.6, 1.0, seed=1, history=accuracy_rows(0.1, math.nan, 0.2, 0.3, 0.8))  # epoch 25
+    put_lines(tmp_path, 0.6, 1.0, seed=2, history=accuracy_rows(0.1, 0.2, 0.3))
+    put_lines(tmp_path, 0.6, 1.0, seed=3, history=[])  # tells nothing
+    put_lines(tmp_path, 0.1, 1.0, model="LMN", history=accuracy_rows(-0.1, 0.2))
+    table = tables.handwriting_plateau(only(tmp_path))
+    left, epoch = column(table, "seeds that left it"), column(table, "epoch")
+    assert left["MS-LMN"].value == {"left": 2, "seeds": 3} and left["LMN"].text == "0 of 1"
+    assert epoch["MS-LMN"].text == "20 (15 to 25)" and epoch["LMN"].text == "-"
+    best = column(table, "best validation accuracy %")
+    assert best["MS-LMN"].text == "70.0 (30.0 to 80.0)" and best["LMN"].text == "20.0"
+    assert "LMN never reads 50 % of the characters of the validation lines." in findings.findings(only(tmp_path))
+
+
+def test_no_history_no_plateau(tmp_path):
+    put_lines(tmp_path, 0.6, 1.0, history=[{"epoch": 1, "validation_loss": 3.0}])
+    assert tables.handwriting_plateau(only(tmp_path)) is None
+
+
+def test_what_is_found_about_handwriting(tmp_path):
+    for model, value, seconds in (("LSTM", 0.8, 600.0), ("MS-LMN", 0.75, 150.0), (INCREMENTAL, 0.9, 300.0)):
+        put_lines(tmp_path, value, 1.0, model=model, seconds=seconds, history=[])
+    assert findings.findings(only(tmp_path)) == [
+        "Incremental MS-LMN reads best. Characters of the test lines read, with 1,000 training lines: "
+        "incremental MS-LMN 90.0 %, LSTM 80.0 %, MS-LMN 75.0 %.",
+        "Incremental MS-LMN is 15.0 points above MS-LMN; in the paper it is 40.3 points above.",
+        "MS-LMN is 5.0 points below LSTM; in the paper it is 50.8 points below.",
+        "A training run of MS-LMN took 2 min, one of LSTM 10 min: MS-LMN's is 4.0 times shorter.",
+        "From best to worst: incremental MS-LMN, LSTM, MS-LMN; in the paper: LSTM, incremental MS-LMN, MS-LMN.",
+    ]
+
+
+TEXTS = st.text("abc ", max_size=8)
+
+
+@given(TEXTS, TEXTS)
+def test_an_alignment_keeps_the_order_and_costs_the_edit_distance(a, b):
+    pairs = lines.align(a, b)
+    assert [i for i, _ in pairs if i is not None] == list(range(len(a)))
+    assert [j for _, j in pairs if j is not None] == list(range(len(b)))
+    wrong = sum(i is None or j is None or a[i] != b[j] for i, j in pairs)
+    assert wrong == objectives.edit_distance([*map(ord, a)], [*map(ord, b)])
+
+
+def line(labels, expected, characters=("", "\N{REPLACEMENT CHARACTER}", "a", "b", " ")):
+    """One stroke along a row."""
+    steps = np.arange(float(len(labels)))
+    xy = np.column_stack([steps, np.zeros(len(labels))])
+    return lines.Line(xy, steps == len(labels) - 1, list(labels), list(characters), expected)
+
+
+def test_a_best_path_becomes_emissions_that_are_right_or_wrong():
+    found = line([0, 2, 2, 0, 2, 3, 0, 4], "ab ")
+    assert found.read == "aab " and found.accuracy == pytest.approx(1 - 1 / 3)
+    assert [(e.character, e.first, e.last) for e in found.emissions] == [
+        ("a", 1, 2),
+        ("a", 4, 4),
+        ("b", 5, 5),
+        (" ", 7, 7),
+    ]
+    assert sorted(e.right for e in found.emissions) == [False, True, True, True]
+    assert [pair.right for pair in line([2, 1], "a!").pairs] == [True, True]  # read as unknown, which it is
+    assert line([0, 0], "").accuracy == 1 and line([2], "").accuracy == 0 and line([0], "ab").accuracy == 0
+
+
+def test_ink_belongs_to_the_character_that_is_emitted_nearest_in_time():
+    emissions = line([2, 2, 0, 0, 0, 3, 4, 0, 0, 0, 0, 2], "ab a").emissions
+    assert strokes.owners(12, emissions).tolist() == [0] * 4 + [1] * 5 + [3] * 3  # a space has no ink
+    assert strokes.owners(2, []).tolist() == [-1, -1]
+    shades = strokes.shades(emissions)
+    assert shades[0] != shades[1] != shades[3] and set(shades) <= set(strokes.RIGHT)
+
+
+def test_letters_that_are_emitted_are_moved_apart_and_stay_in_the_drawing():
+    x = np.array([5.0, 5.0, 4.99, 9.5, 9.55, 0.2])
+    found = strokes.spread(x)
+    assert (np.diff(np.sort(found)) >= strokes.APART - 1e-9).all() and found.max() <= strokes.WIDTH
+    assert (np.argsort(found, kind="stable") == np.argsort(x, kind="stable")).all() and found[-1] == 0.2
+
+
+def test_lines_are_shown_as_the_best_model_and_the_lstm_read_them(tmp_path):
+    for model, value in (("LSTM", 0.5), ("LMN", 0.3), ("MS-LMN", 0.9), (INCREMENTAL, 0.7)):
+        put_lines(tmp_path, value, 1.0, arrays=True, model=model)
+    found = figures.lines(only(tmp_path), "x")
+    assert [panel.title for panel in found.panels] == ["MS-LMN", "LSTM"] * 3
+    text = written()[1][0]
+    assert all(f"Written: {text} Read: " in panel.svg for panel in found.panels[:2])
+    read = lines.examples(only(tmp_path).chosen("LSTM"))[0]
+    assert found.panels[1].note == f"line 1, {100 * read.accuracy:.1f} % of the characters"
+
+
+def test_if_the_lstm_is_best_the_next_best_is_shown_beside_it(tmp_path):
+    for model, value in (("LSTM", 0.9), ("LMN", 0.3), ("MS-LMN", 0.8)):
+        put_lines(tmp_path, value, 1.0, arrays=True, model=model)
+    assert [panel.title for panel in figures.lines(only(tmp_path), "x").panels] == ["LSTM", "MS-LMN"] * 3
+
+
+def test_progress_shows_every_seed_and_where_a_model_grew(tmp_path):
+    rows = learning(20, 0.9, 8, [1, 2, 3])
+    put_lines(tmp_path, 0.9, 1.0, model=INCREMENTAL, history=rows)
+    put_lines(tmp_path, 0.9, 2.0, model=INCREMENTAL, history=rows, seed=1)
+    put_lines(tmp_path, 0.9, 3.0, model=INCREMENTAL, history=[], seed=2)
+    found = figures.progress(only(tmp_path), "x")
+    (panel,) = found.panels
+    assert panel.svg.count("stroke: #7e3aa8") >= 2 + 2 and "a module is added" in found.caption
+    assert ">2</text>" in panel.svg and ">3</text>" in panel.svg
+
+
+def test_hostile_lines_are_shown_not_obeyed(tmp_path):
+    texts = ["$x_1$ <b>&\"' \\alpha", "<script>alert(1)</script>", ""]
+    points = [*written()[0][:2], np.array([[3.0, 4.0, 1.0]])]  # the last line is one step
+    record = put_lines(tmp_path, 1.0, 1.0)
+    arrays = line_arrays(record, (points, texts))
+    arrays["characters"] = np.where(arrays["characters"] == "a", "<", arrays["characters"])
+    arrays["characters"][3:6] = ["$", "&", "\u8a9e"]
+    labels = np.split(arrays["labels"], arrays["starts"][1:-1])
+    labels[0][:] = 0
+    labels[0][[3, 9, 20]] = [3, 3, 4]
+    labels[1][:] = 0  # nothing is read
+    arrays["labels"] = np.concatenate(labels)
+    arrays["recognised"] = np.array(["$$&", "", ""])
+    records.write(record, arrays)
+    write(tmp_path)
+    checked(tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in html and html.count(">$</text>") >= 4 and ">&amp;</text>" in html
+    assert "Written: &lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"starts": np.array([0, 5])},
+        {"starts": np.array([0.0, 1.0])},
+        {"starts": np.zeros(0, int)},
+        {"points": np.zeros((3, 3))},
+        {"points": np.zeros((3, 2))},
+        {"labels": np.full(1065, 58)},
+        {"labels": np.full(1065, -1)},
+        {"labels": np.zeros(1065)},
+        {"labels": np.zeros(1065, int)},
+        {"characters": np.array(["", "", "a"])},
+        {"expected": np.array(["one"])},
+        {"expected": np.arange(3)},
+        {"recognised": np.array(["other", "than", "the path"])},
+        {"accuracies": np.array([0.5, np.nan])},
+        {"accuracies": np.zeros((2, 2))},
+        {"memory": np.zeros(3)},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_arrays_of_lines_that_do_not_fit_are_named(tmp_path, wrong):
+    record = put_lines(tmp_path, 0.8, 1.0, arrays=True)
+    arrays = record.arrays()
+    assert arrays["labels"].shape == (1065,)
+    records.write(record, arrays | wrong)
+    with pytest.raises(records.RecordError, match=r"arrays\.npz is damaged"):
+        write(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["starts", "points", "labels", "characters", "expected", "recognised"])
+def test_without_one_of_their_arrays_lines_are_left_out(tmp_path, name):
+    record = put_lines(tmp_path, 0.8, 1.0, arrays=True)
+    arrays = record.arrays()
+    del arrays[name]
+    records.write(record, arrays)
+    assert {picture.key for picture in figures.figures(only(tmp_path), "x")} == {
+        "line_accuracies",
+        "memories",
+        "curves",
+    }
+
+
 # The three files
 
 
@@ -212,7 +452,9 @@ def test_page_is_well_formed_self_contained_and_fit_for_a_phone(full):
     assert not re.search(r"https?:|//|@import|url\((?!#)", foreign)
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in checker.seen
     drawn = [attributes for tag, attributes in checker.seen if tag == "svg"]
-    assert len(drawn) == 5 + 1 + 2 + 1 + 5 + 2 + 3  # signals, curves, memories; errors, confusions, curves, memories
+    of_lines = 6 + 1 + 1 + 3 + 2  # lines, progress, accuracies, memories, curves
+    others = 5 + 1 + 2 + 1 + 5 + 2 + 3  # signals, curves, memories; errors, confusions, curves, memories
+    assert len(drawn) == others + of_lines
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawn)
 
 
@@ -223,7 +465,7 @@ def test_growth_is_marked_with_the_number_of_modules(full):
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):
-    for experiment in ("generation", "words"):
+    for experiment in ("generation", "words", "handwriting"):
         put(tmp_path / "one", experiment=experiment)
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     for name in ("one", "other"):
@@ -285,12 +527,13 @@ def test_settings_of_matplotlib_neither_matter_nor_change(tmp_path):
 
 
 @pytest.mark.parametrize("arrays", [True, False])
-@pytest.mark.parametrize("experiment", ["generation", "words"])
+@pytest.mark.parametrize("experiment", ["generation", "words", "handwriting"])
 def test_one_run_is_enough(tmp_path, experiment, arrays):
     put(tmp_path, arrays, experiment=experiment, history=[] if arrays else [{"epoch": 1, "train_loss": 0.5}])
     write(tmp_path)
     checker = checked(tmp_path / "report.html")
-    assert sum(tag == "svg" for tag, _ in checker.seen) == {"generation": 2, "words": 3}[experiment] if arrays else 1
+    drawn = {"generation": 2, "words": 3, "handwriting": 5}[experiment] if arrays else 1
+    assert sum(tag == "svg" for tag, _ in checker.seen) == drawn
 
 
 def test_runs_of_some_models_and_cases_only(tmp_path):
@@ -345,8 +588,8 @@ def test_no_results_say_what_to_run(tmp_path):
 
 def test_results_of_other_experiments_are_mentioned(tmp_path):
     put(tmp_path, arrays=False)
-    put(tmp_path, arrays=False, experiment="handwriting")
-    assert "Not shown: results of handwriting" in write(tmp_path)
+    put(tmp_path, arrays=False, experiment="weather")
+    assert "Not shown: results of weather" in write(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "7", '{"experiment": "words"}', "\ud800"])

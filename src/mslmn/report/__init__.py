@@ -12,10 +12,15 @@ from . import figures, findings, formats, page, tables
 from .page import Section
 from .runs import CASES, Runs, group
 
-TITLES = {"generation": "Sequence generation", "words": "Spoken words with common suffixes"}
+TITLES = {
+    "generation": "Sequence generation",
+    "words": "Spoken words with common suffixes",
+    "handwriting": "Handwriting",
+}
 TASKS = {
     "generation": "Generate one given piece of music, sample by sample, from memory alone",
     "words": "Name the spoken word; words that end alike differ only at their beginning",
+    "handwriting": "Read lines of text from the movements of the pen that wrote them; nobody tells where a letter ends",
 }
 
 
@@ -25,8 +30,8 @@ def write(folder: Path, console: Console) -> Path:
     groups = group(found)
     if not groups:
         raise ValueError(
-            f"no results under {folder}: looked for {records.RESULT} of the experiments {' and '.join(CASES)} in it "
-            f"and its folders; run: mslmn reproduce all --out {folder}"
+            f"no results under {folder}: looked for {records.RESULT} of the experiments {formats.listed(list(CASES))} "
+            f"in it and its folders; run: mslmn reproduce all --out {folder}"
         )
     sections = [_section(runs, groups) for runs in groups]
     lead = _lead(found, groups)
@@ -60,7 +65,7 @@ def _section(runs: Runs, groups: list[Runs]) -> Section:
 def _lead(found: list[records.Record], groups: list[Runs]) -> str:
     shown = [record for runs in groups for record in runs.records]
     others = sorted({record.experiment for record in found} - set(CASES))
-    names = " and ".join(dict.fromkeys(TITLES[runs.experiment].lower() for runs in groups))
+    names = formats.listed(list(dict.fromkeys(TITLES[runs.experiment].lower() for runs in groups)))
     text = (
         f"Recurrent networks with memories of many speeds, trained again and set beside the numbers of the paper that "
         f"proposed them: {names}. {len(shown):,} training run{'s' * (len(shown) != 1)} took "
@@ -78,7 +83,7 @@ def _json(groups: list[Runs], sections: list[Section]) -> str:
             "data": runs.data,
             "runs": len(runs.records),
             "seeds": runs.seeds,
-            f"{runs.case_name}s": runs.cases,
+            f"{runs.case_name.removesuffix('s')}s": runs.cases,
             "seconds": sum(record.seconds for record in runs.records),
             "findings": section.findings,
             "tables": [formats.to_json(table) for table in section.tables],

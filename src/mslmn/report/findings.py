@@ -6,27 +6,34 @@ from itertools import pairwise
 import numpy as np
 
 from ..experiments import paper
+from .formats import listed
 from .runs import Runs, value
 from .statistics import interval
-from .tables import MILLI, PERCENT, ratio, significant, split_differences, split_means
+from .tables import MILLI, PERCENT, PLATEAU, left_plateau, ratio, reached, significant, split_differences, split_means
 
 
 def findings(runs: Runs) -> list[str]:
     """The headlines of one section, most important first."""
-    found = _generation(runs) if runs.experiment == "generation" else _words(runs)
+    found = FINDERS[runs.experiment](runs)
     return [sentence[0].upper() + sentence[1:] for sentence in found]
 
 
 def effort(runs: Runs) -> str:
     """How much was run, and how long it took."""
-    name = runs.case_name
-    cases = f"{name} {runs.cases[0]:,}" if len(runs.cases) == 1 else f"{len(runs.cases)} {name}s"
     seconds = sum(record.seconds for record in runs.records)
     complete = len(runs.records) == len(runs.models) * len(runs.cases) * runs.seeds
     return (
-        f"{_count(len(runs.records), 'run')}: {_count(len(runs.models), 'model')}, {cases}, "
+        f"{_count(len(runs.records), 'run')}: {_count(len(runs.models), 'model')}, {_cases(runs)}, "
         f"{'' if complete else 'up to '}{_count(runs.seeds, 'seed')}; {duration(seconds)} of training in all"
     )
+
+
+def _cases(runs: Runs) -> str:
+    if len(runs.cases) == 1:
+        return runs.main_name
+    if runs.experiment == "handwriting":
+        return f"{' or '.join(f'{lines:,}' for lines in runs.cases)} training lines"
+    return f"{len(runs.cases)} {runs.case_name}s"
 
 
 def duration(seconds: float) -> str:
@@ -93,6 +100,52 @@ def _difference(runs: Runs, first: str, second: str) -> str:
     )
 
 
+def _handwriting(runs: Runs) -> list[str]:
+    ours = {model: value(record) for model in runs.models if (record := runs.chosen(model))}
+    order = sorted(ours, key=lambda model: -ours[model])
+    scores = ", ".join(f"{model} {ours[model] * PERCENT:.1f} %" for model in order)
+    best = f"{order[0]} reads best" if len(order) > 1 else f"{order[0]} was trained alone"
+    found = [f"{best}. Characters of the test lines read, with {runs.main_name}: {scores}."]
+    published = {model: paper.HANDWRITING[model].accuracy for model in order if model in paper.HANDWRITING}
+    found.append(_points(ours, published, "incremental MS-LMN", "MS-LMN"))
+    if compared := _points(ours, published, "MS-LMN", "LSTM"):
+        found += [compared, _time(runs, "MS-LMN", "LSTM")]
+    if len(published) > 1:
+        found += _order([model for model in order if model in published], published, lower=False)
+    found.append(_stuck(runs))
+    return [sentence for sentence in found if sentence]
+
+
+def _points(ours: dict[str, float], published: dict[str, float], first: str, second: str) -> str:
+    """How far one is above another, here and in the paper."""
+    if first not in ours or second not in ours:
+        return ""
+    here, there = ((of[first] - of[second]) * PERCENT for of in (ours, published))
+    return f"{first} is {_above(here)} {second}; in the paper it is {_above(there)}."
+
+
+def _above(points: float) -> str:
+    return f"{abs(points):.1f} points {'above' if points >= 0 else 'below'}"
+
+
+def _time(runs: Runs, first: str, second: str) -> str:
+    one, other = (float(np.median([r.seconds for r in runs.of(m, runs.main_case)])) for m in (first, second))
+    if not one > 0 or not other > 0:
+        return ""
+    how = f"{_times(other / one)} shorter" if other >= one else f"{_times(one / other)} longer"
+    return f"A training run of {first} took {duration(one)}, one of {second} {duration(other)}: {first}'s is {how}."
+
+
+def _stuck(runs: Runs) -> str:
+    """Models of which no seed reads half of what it validates on."""
+    tries = {model: [r for r in runs.of(model, runs.main_case) if reached(r) is not None] for model in runs.models}
+    stuck = [m for m, records in tries.items() if records and not any(left_plateau(r) is not None for r in records)]
+    if not stuck:
+        return ""
+    never = f"never read{'s' * (len(stuck) == 1)} {PLATEAU * PERCENT:.0f} % of the characters"
+    return f"{listed(stuck)} {never} of the validation lines."
+
+
 def _order(order: list[str], published: dict[str, float], lower: bool) -> list[str]:
     theirs = [published[model] if lower else -published[model] for model in order]
     ranked = sorted(order, key=lambda model: published[model] if lower else -published[model])
@@ -111,3 +164,6 @@ def _milli(nmse: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+FINDERS = {"generation": _generation, "words": _words, "handwriting": _handwriting}

@@ -1,5 +1,6 @@
 """Tables for the console, as Markdown and as JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -12,6 +13,14 @@ from .tables import Column, Table
 def clean(text: str) -> str:
     """One printable line: what a file name may hold that a page or a terminal may not."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def listed(names: Sequence[str]) -> str:
+    """
+    >>> listed(["LSTM"]), listed(["LSTM", "LMN", "MS-LMN"])
+    ('LSTM', 'LSTM, LMN and MS-LMN')
+    """
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def heading(column: Column, between: str) -> str:

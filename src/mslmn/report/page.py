@@ -4,7 +4,7 @@ import html
 import re
 from dataclasses import dataclass
 
-from .figures import Picture
+from .drawing import Panel, Picture
 from .formats import clean
 from .tables import Column, Table
 
@@ -65,6 +65,8 @@ figure { margin: 0 }
   align-items: baseline }
 .panel b { font-weight: 600 }
 .panel p > span { color: var(--soft); font-size: .875rem; font-variant-numeric: tabular-nums }
+.long { grid-template-columns: minmax(0, 1fr) }
+.long svg { min-width: var(--least) }
 svg { display: block; width: 100%; max-width: 100%; height: auto; overflow: visible }
 svg * { stroke-linejoin: round; stroke-linecap: butt }
 .together { white-space: nowrap }
@@ -80,6 +82,7 @@ sup { font-size: .72em; line-height: 0 }
 ORDER = (
     *("generation_results", "signals", "generation_budgets"),
     *("word_results", "word_splits", "word_pairs", "errors", "word_errors", "confusions"),
+    *("handwriting_results", "lines", "progress", "handwriting_plateau", "line_accuracies", "handwriting_lines"),
     *("memories", "curves", "generation_sizes"),
 )  # of the blocks of a section: the result, what it looks like, why, the rest
 
@@ -198,15 +201,22 @@ def _picture(picture: Picture, prefix: str) -> str:
     panels = "\n".join(
         f'<div class="panel" style="--wide: {picture.width}px">'
         + (f"<p><b>{typeset(panel.title)}</b> <span>{typeset(panel.note)}</span></p>" if panel.title else "")
-        + f"{panel.svg}</div>"
+        + f"{_scrolling(panel) if picture.least else panel.svg}</div>"
         for panel in picture.panels
     )
+    long = f' long" style="--least: {picture.least}px' if picture.least else ""
     return f"""<section class="block" id="{prefix}-{picture.key}">
 <h3>{typeset(picture.title)}</h3>
-<figure><div class="panels">
+<figure><div class="panels{long}">
 {panels}
 </div><figcaption>{typeset(picture.caption)}</figcaption></figure>
 </section>"""
+
+
+def _scrolling(panel: Panel) -> str:
+    """On a small screen the drawing scrolls, with a finger or with keys."""
+    label = escape(f"{panel.title}, {panel.note}")
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{panel.svg}</div>'
 
 
 def escape(text: str) -> str:

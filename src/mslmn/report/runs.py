@@ -7,12 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..experiments import paper
 from ..experiments.records import RESULT, Record, RecordError
 from .confusion import Confusion, confusion
 
-CASES = {"generation": "budget", "words": "split"}  # what tells the cases of an experiment apart
-MODELS: dict[str, list[str]] = {"generation": list(paper.GENERATION), "words": list(paper.WORDS)}
+CASES = {"generation": "budget", "words": "split", "handwriting": "lines"}  # what tells an experiment's cases apart
+MODELS: dict[str, list[str]] = {
+    "generation": list(paper.GENERATION),
+    "words": list(paper.WORDS),
+    "handwriting": list(paper.WORDS),  # with the LMN, which the paper leaves out there
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,15 @@ class Runs:
 
     @property
     def main_case(self) -> int:
-        """The one that the paper's results are of: the largest budget, the published split (0)."""
-        return self.cases[-1] if self.experiment == "generation" else self.cases[0]
+        """The one that the paper's results are of: the largest budget, the published split (0), the most lines."""
+        return self.cases[0] if self.experiment == "words" else self.cases[-1]
+
+    @property
+    def main_name(self) -> str:
+        """The main case, in words."""
+        if self.experiment == "handwriting":
+            return f"{self.main_case:,} training line{'s' * (self.main_case != 1)}"
+        return f"{self.case_name} {self.main_case:,}"
 
     @property
     def models(self) -> list[str]:
@@ -64,6 +78,11 @@ class Runs:
         ordered = sorted(runs, key=lambda record: (value(record), record.seed))
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
+    def chosen(self, model: str) -> Record | None:
+        """Of the seeds of the main case, the one that validation (not the test) finds best."""
+        runs = self.of(model, self.main_case)
+        return min(runs, key=lambda record: (validation_loss(record), record.seed), default=None)
+
 
 def group(records: Iterable[Record]) -> list[Runs]:
     """One entry per experiment, preset and data; runs of experiments without a table here are left out."""
@@ -92,5 +111,28 @@ def case(record: Record) -> int:
 
 
 def value(record: Record) -> float:
-    """What the run found; a training that diverged has an infinite error."""
-    return math.inf if math.isnan(record.value) else record.value
+    """What the run found; a training that diverged has an infinite error, or recognises nothing."""
+    if math.isnan(record.value):
+        return math.inf if record.metric == "NMSE" else 0.0
+    return record.value
+
+
+def validation_loss(record: Record) -> float:
+    """Of the weights that the run ended with; infinite if it tells none."""
+    loss = number(record.settings.get("validation_loss"))
+    return math.inf if math.isnan(loss) else loss
+
+
+def epochs(record: Record) -> NDArray[np.float64]:
+    """Of each row of the history."""
+    return np.array([entry.get("epoch", i + 1) for i, entry in enumerate(record.history)], dtype=float)
+
+
+def history(record: Record, name: str) -> NDArray[np.float64]:
+    """A column of the history, NaN where there is no number."""
+    return np.array([number(entry.get(name)) for entry in record.history], dtype=float)
+
+
+def number(entry: Any) -> float:
+    """NaN if it is none."""
+    return float(entry) if isinstance(entry, int | float) else math.nan

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..experiments import paper
 from ..experiments.records import Record
-from .runs import Runs, case, value
+from .runs import Runs, case, epochs, history, validation_loss, value
 from .statistics import Interval, interval
 
 MILLI, PERCENT = 1e3, 1e2
+PLATEAU = 0.5  # of the characters: a model that reads more has left the plateau
 MISSING = "-"
 PAIRS = [
     ("incremental MS-LMN", "MS-LMN"),
@@ -69,8 +70,10 @@ def tables(runs: Runs) -> list[Table]:
     """All that the runs have numbers for, the results first."""
     if runs.experiment == "generation":
         found = [generation_results(runs), generation_budgets(runs), generation_sizes(runs)]
-    else:
+    elif runs.experiment == "words":
         found = [word_results(runs), word_splits(runs), word_pairs(runs), word_errors(runs)]
+    else:
+        found = [handwriting_results(runs), handwriting_plateau(runs), handwriting_lines(runs)]
     return [table for table in found if table is not None]
 
 
@@ -214,7 +217,7 @@ def word_results(runs: Runs) -> Table:
                 _accuracy([value(record) for record in records]),
                 _accuracy([published.accuracy], published.deviation) if published else Cell(MISSING),
                 _units(records),
-                _word_units(model),
+                _published_units(model, published, paper.WORD_MODULES),
                 *_effort(records),
             ]
         )
@@ -393,19 +396,172 @@ def _interval_cell(found: Interval, sign: str = "") -> Cell:
     return Cell(f"{found.low:{sign}.1f} to {found.high:{sign}.1f}", [_plain(found.low), _plain(found.high)])
 
 
-def _word_units(model: str) -> Cell:
-    published = paper.WORDS.get(model)
+def _published_units(model: str, published: paper.Words | paper.Handwriting | None, modules: int) -> Cell:
     if published is None:
         return Cell(MISSING)
     sizes = {"hidden": published.hidden}
     if published.memory:
         sizes["memory"] = published.memory
     if model not in ("LSTM", "LMN"):
-        sizes["modules"] = paper.WORD_MODULES
+        sizes["modules"] = modules
     return Cell(units(sizes), sizes)
 
 
-# Both
+# Handwriting
+
+
+def handwriting_results(runs: Runs) -> Table:
+    lines = runs.main_case
+    several = runs.seeds > 1
+    rows = []
+    for model in runs.models:
+        records, chosen = runs.of(model, lines), runs.chosen(model)
+        if not records or chosen is None:
+            continue
+        published = paper.HANDWRITING.get(model)
+        mean = [_accuracy([value(record) for record in records])] if several else []
+        rows.append(
+            [
+                Cell(model, model),
+                _chosen(chosen),
+                *mean,
+                _one(published.accuracy * PERCENT) if published else Cell(MISSING),
+                _units(records),
+                _published_units(model, published, paper.HANDWRITING_MODULES),
+                _modules(chosen),
+                *_effort(records),
+            ]
+        )
+    return Table(
+        "handwriting_results",
+        f"Characters read, with {runs.main_name} (Table 4 of the paper)",
+        f"Accuracy of the best path{_test_lines(runs)}; higher is better: the likeliest label at each step, repeats "
+        "collapsed, blanks dropped; 1 - edit distance / length of the text, mean over lines. It is below 0 if more is "
+        f"wrong than there is text. Ours: {_chosen_note(runs)}. Units are those of one of the two directions, with all "
+        "modules; modules are those of the weights that validation chose, as growth may end early, or go too far. "
+        "Epochs and seconds are medians of one training run. The paper's accuracies are on IAM-OnDB, without the LMN.",
+        [
+            Column("model", number=False),
+            Column("accuracy %", "ours", better=max),
+            *([Column("mean of seeds %", "ours", better=max)] if several else []),
+            Column("accuracy %", "paper", better=max),
+            Column("units", "ours", number=False),
+            Column("units", "paper", number=False),
+            Column("modules", "ours"),
+            *EFFORT,
+        ],
+        rows,
+    )
+
+
+def handwriting_plateau(runs: Runs) -> Table | None:
+    """None if no run tells how it went."""
+    rows = []
+    for model in runs.models:
+        records = runs.of(model, runs.main_case)
+        best = [accuracy * PERCENT for record in records if (accuracy := reached(record)) is not None]
+        left = [epoch for record in records if (epoch := left_plateau(record)) is not None]
+        if not best:
+            continue
+        rows.append(
+            [
+                Cell(model, model),
+                Cell(f"{len(left)} of {len(best)}", {"left": len(left), "seeds": len(best)}),
+                _median(left, lambda epoch: f"{epoch:,.0f}"),
+                _median(best, lambda percent: f"{percent:.1f}"),
+            ]
+        )
+    if not rows:
+        return None
+    return Table(
+        "handwriting_plateau",
+        "Leaving the plateau",
+        "Trained with CTC, a network first learns to answer blanks and stays there, sometimes for good. Ours: how many "
+        f"seeds reach {PLATEAU * PERCENT:.0f} % of the characters of the validation lines, the first epoch at which "
+        f"they do, and the highest accuracy on these lines; {_over_seeds(runs, 'median')}.",
+        [
+            Column("model", number=False),
+            Column("seeds that left it"),
+            Column("epoch", better=min),
+            Column("best validation accuracy %", better=max),
+        ],
+        rows,
+    )
+
+
+def handwriting_lines(runs: Runs) -> Table | None:
+    if len(runs.cases) < 2:
+        return None
+    rows = []
+    for model in runs.models:
+        found = [runs.of(model, lines) for lines in runs.cases]
+        rows.append(
+            [
+                Cell(model, model),
+                *(_accuracy([value(r) for r in records]) if records else Cell(MISSING) for records in found),
+            ]
+        )
+    return Table(
+        "handwriting_lines",
+        "Characters read by number of training lines",
+        f"Accuracy of the best path, %. Ours: {_over_seeds(runs, 'mean ± standard deviation')}.",
+        [Column("model", number=False), *(Column(f"{lines:,} lines", better=max) for lines in runs.cases)],
+        rows,
+    )
+
+
+def left_plateau(record: Record) -> float | None:
+    """The first epoch at which the run reads half of the characters of the validation lines; None if it never does."""
+    above = np.flatnonzero(history(record, "character_accuracy") >= PLATEAU)
+    return float(epochs(record)[above[0]]) if len(above) else None
+
+
+def reached(record: Record) -> float | None:
+    """The best accuracy on validation lines; None if the run tells none."""
+    found = history(record, "character_accuracy")
+    return float(np.nanmax(found)) if np.isfinite(found).any() else None
+
+
+def _chosen(record: Record) -> Cell:
+    percent, loss = value(record) * PERCENT, validation_loss(record)
+    content = {"accuracy": _plain(percent), "seed": record.seed, "validation_loss": _plain(loss)}
+    return Cell(f"{percent:.1f}", content, percent)
+
+
+def _chosen_note(runs: Runs) -> str:
+    if runs.seeds == 1:
+        return "one seed"
+    return f"of {runs.seeds} seeds the one with the lowest validation loss, then mean ± standard deviation of all"
+
+
+def _test_lines(runs: Runs) -> str:
+    records = [record for record in runs.records if case(record) == runs.main_case]
+    counts = sorted({n for record in records if isinstance(n := record.settings.get("test_lines"), int)})
+    return f" on {' or '.join(f'{count:,}' for count in counts)} test lines" if counts else " on test lines"
+
+
+def _modules(record: Record) -> Cell:
+    """Of the weights with the lowest validation loss, and how far growth went."""
+    counts, losses = history(record, "modules"), history(record, "validation_loss")
+    known = np.isfinite(counts)
+    if "modules" not in record.sizes or not known.any():
+        return Cell(MISSING)
+    best = int(counts[known][np.argmin(np.where(np.isfinite(losses), losses, np.inf)[known])])
+    last = int(counts[known][-1])
+    text = f"{best}" if best == last else f"{best} (grew to {last})"
+    return Cell(text, {"chosen": best, "grown": last})
+
+
+def _median(values: Sequence[float], show: Callable[[float], str]) -> Cell:
+    """And the range, if there are several."""
+    if not values:
+        return Cell(MISSING)
+    median, low, high = float(np.median(values)), min(values), max(values)
+    text = show(median) + (f" ({show(low)} to {show(high)})" if len(values) > 1 else "")
+    return Cell(text, {"median": _plain(median), "lowest": _plain(low), "highest": _plain(high)}, median)
+
+
+# All
 
 EFFORT = [Column("parameters", "ours"), Column("epochs", "ours"), Column("seconds", "ours")]
 
