@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import ops
 
-INITS = ("leaky", "xavier")
+INITS = ("leaky", "fan-in", "xavier")
 LONGEST_LEAK = 30.0  # time constant of the slowest unit of a leaky module, in steps of its own clock
 FEEDBACK_GAIN = 0.5  # of Wmh under "leaky": typically makes the loop m -> h -> m a contraction
 
@@ -91,7 +91,7 @@ class MSLMNCell(Cell):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         (H, I), M, G = self.Wxh.shape, self.M, self.g * self.M
-        _normal(self.Wxh, _xavier(H, I))
+        _normal(self.Wxh, _fan_in(I) if self.init == "fan-in" else _xavier(H, I))
         if self.init == "xavier":  # of the whole matrices, as in the authors' code
             for j in range(self.g):
                 _normal(self.Wmh[j], _xavier(H, G))
@@ -130,6 +130,10 @@ class MSLMNCell(Cell):
         for vectors in (self.b_m, self.m_0):
             if vectors is not None:
                 vectors[j].zero_()
+
+    def own_blocks(self) -> list[Tensor]:
+        """``Wmm[k->k]`` of each module."""
+        return [W[-self.M :] for W in self.Wmm.tensors()]
 
     def widen(self, directions: int, extra: int) -> None:
         """Zero columns for ``extra`` new inputs at the end of each direction's."""
@@ -183,7 +187,7 @@ class ClockworkCell(Cell):
             return
         d = leaks(self.Wxh[0].new_empty(M))
         for j in range(self.g):
-            _normal(self.Wxh[j], _xavier(M, I)).mul_(1 - d[:, None])
+            _normal(self.Wxh[j], _fan_in(I) if self.init == "fan-in" else _xavier(M, I)).mul_(1 - d[:, None])
             self.Whh[j][-M:].copy_(d.diag())
 
     def forward(
@@ -206,6 +210,25 @@ def widened(columns: Tensor, directions: int, extra: int) -> Tensor:  # (.., D*G
     return torch.cat([blocks, blocks.new_zeros(*blocks.shape[:-1], extra)], -1).flatten(-2)
 
 
+SQUARINGS = 8
+
+
+def largest_singular_values(W: Tensor) -> Tensor:  # (n, M, M) -> (n,)
+    """Of each matrix, from above: at most M^(1/512) times, 1 % for M = 100, too large.
+
+    The largest eigenvalue of A = W^T W is at most trace(A^p)^(1/p), which is near it for large p, here 2^8. These are
+    only products of matrices: nothing iterates until it converges, and a GPU is never waited for.
+    """
+    A = W.mT @ W
+    logarithm = A.new_zeros(len(A))
+    for i in range(SQUARINGS + 1):
+        trace = A.diagonal(dim1=-2, dim2=-1).sum(-1)
+        logarithm = logarithm + trace.log() / 2**i
+        A = A / trace.clamp_min(torch.finfo(A.dtype).tiny)[:, None, None]
+        A = A @ A
+    return (logarithm / 2).exp()
+
+
 def leaks(out: Tensor) -> Tensor:  # (M,)
     """Fill ``out`` with the decays of a leaky module: ``exp(-1/tau)``, ``tau`` log-spaced in 1..30 steps."""
     M = out.shape[0]
@@ -224,6 +247,11 @@ def _parameters(shapes: Iterable[tuple[int, ...]], factory: dict[str, object]) -
 def _xavier(rows: int, columns: int) -> float:
     """Standard deviation of Glorot's normal initialisation of a rows x columns matrix."""
     return math.sqrt(2 / (rows + columns))
+
+
+def _fan_in(columns: int) -> float:
+    """Standard deviation of He's, which looks at what comes in alone."""
+    return math.sqrt(2 / max(1, columns))
 
 
 def _normal(weight: Tensor, std: float) -> Tensor:

@@ -143,6 +143,7 @@ class Experiment(StrEnum):
 
     generation = "generation"
     words = "words"
+    handwriting = "handwriting"
     all = "all"
 
 
@@ -154,10 +155,38 @@ class Preset(StrEnum):
     best = "best"
 
 
+class FeatureKind(StrEnum):
+    """What a step of handwriting is."""
+
+    absolute = "absolute"
+    offsets = "offsets"
+
+
+class AlphabetKind(StrEnum):
+    """Which characters have labels."""
+
+    paper = "paper"
+    all = "all"
+
+
+IamOndb = Annotated[Path | None, typer.Option(help="Handwriting: IAM-OnDB, in place of synthetic lines.")]
+Pendigits = Annotated[Path | None, typer.Option(help="Handwriting: pendigits, joined to strings of digits.")]
+Lines = Annotated[
+    int | None, typer.Option(min=1, help="Handwriting: lines that train, where they are synthetic or of pendigits.")
+]
+Features = Annotated[
+    FeatureKind | None, typer.Option(help="Handwriting: coordinates, as in the paper, or how the pen moved.")
+]
+AlphabetChoice = Annotated[
+    AlphabetKind | None,
+    typer.Option(help="Handwriting: the paper's characters, or all of the training texts (pendigits: always)."),
+]
+
+
 Out = Annotated[Path, typer.Option(help="Folder for runs and report.")]
 Timit = Annotated[Path | None, typer.Option(help="Words: a TIMIT tree, in place of the embedded clips.")]
 WordList = Annotated[Path | None, typer.Option("--words", help="Words: a file with other words, with --timit.")]
-Prepared = Annotated[Path | None, typer.Option(help="Words: what `mslmn prepare words` wrote.")]
+Prepared = Annotated[Path | None, typer.Option(help="What `mslmn prepare` wrote.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one, by default.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores, by default.")]
 
@@ -179,6 +208,11 @@ def reproduce(
     offset: Annotated[float, typer.Option(help="Generation: seconds from the start of the recording.")] = 0.5,
     timit: Timit = None,
     words: WordList = None,
+    iam_ondb: IamOndb = None,
+    pendigits: Pendigits = None,
+    lines: Lines = None,
+    features: Features = None,
+    alphabet: AlphabetChoice = None,
     prepared: Prepared = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="In place of the preset's.")] = None,
     jobs: Jobs = None,
@@ -193,9 +227,11 @@ def reproduce(
     mslmn reproduce generation --preset best --audio song.flac --offset 12.5 --out song
 
     mslmn reproduce words --preset paper --timit /data/TIMIT --models MS-LMN,LSTM --seeds 10 --resume
+
+    mslmn reproduce handwriting --preset best --iam-ondb /data/IAM-OnDB --features offsets --out iam
     """
     from . import report
-    from .experiments import generation  # fmt: skip
+    from .experiments import generation, handwriting
     from .experiments import jobs as running
     from .experiments import words as spoken_words
 
@@ -203,11 +239,29 @@ def reproduce(
     with _told(console):
         _check_folder(out, resume)
         _check_device(device)
-        with_music, with_words = experiment is not Experiment.words, experiment is not Experiment.generation
-        both = with_music and with_words
-        generators = _models(models, generation.MODELS, both) if with_music else ()
-        classifiers = _models(models, spoken_words.MODELS, both) if with_words else ()
-        clips = _words(timit, words, prepared) if classifiers else None  # before anything is written
+        every = experiment is Experiment.all
+        generators, classifiers, readers = (
+            _models(models, known, every) if every or experiment.value == name else ()
+            for name, known in (
+                (generation.NAME, generation.MODELS),
+                (spoken_words.NAME, spoken_words.MODELS),
+                (handwriting.NAME, handwriting.MODELS),
+            )
+        )
+        # before anything is written
+        clips = _words(timit, words, prepared) if classifiers else None
+        written = (
+            _handwriting(
+                *(iam_ondb, pendigits, None if every else prepared),
+                lines=lines or (None if iam_ondb or pendigits or prepared else handwriting.LINES[preset.value]),
+                features=features
+                or (None if prepared and not every else FeatureKind(handwriting.FEATURES[preset.value])),
+                alphabet=alphabet,
+                words=handwriting.WORDS[preset.value],
+            )
+            if readers
+            else None
+        )
         tasks = []
         if generators:
             tasks += generation.tasks(
@@ -232,8 +286,13 @@ def reproduce(
                 seeds=seeds,
                 epochs=epochs,
             )
+        if written is not None:
+            tasks += handwriting.tasks(
+                out, preset.value, written, models=readers, seed=seed, seeds=seeds, epochs=epochs
+            )
+        follow = experiment is Experiment.handwriting and preset is not Preset.quick  # hours, without a GPU
         try:
-            failed = running.execute(tasks, processes=jobs, device=device, console=console)
+            failed = running.execute(tasks, processes=jobs, device=device, console=console, follow=follow)
         except KeyboardInterrupt:
             done = sum(task.done for task in tasks)
             message = f"stopped: {done} of {len(tasks)} runs are done; go on with --resume --out {out}"
@@ -271,40 +330,18 @@ class Preparable(StrEnum):
     handwriting = "handwriting"
 
 
-class FeatureKind(StrEnum):
-    """What a step of handwriting is."""
-
-    absolute = "absolute"
-    offsets = "offsets"
-
-
-class AlphabetKind(StrEnum):
-    """Which characters have labels."""
-
-    paper = "paper"
-    all = "all"
-
-
 @app.command()
 def prepare(
     what: Annotated[Preparable, typer.Argument(help="Which data.")],
     out: Annotated[Path | None, typer.Option(help="The .npz file to write; words.npz, by default, and so on.")] = None,
     timit: Timit = None,
     words: WordList = None,
-    iam_ondb: Annotated[Path | None, typer.Option(help="Handwriting: IAM-OnDB, in place of synthetic lines.")] = None,
-    pendigits: Annotated[Path | None, typer.Option(help="Handwriting: pendigits, joined to strings of digits.")] = None,
-    lines: Annotated[
-        int | None,
-        typer.Option(min=1, help="Handwriting: lines that train, synthetic (1000, by default) or of pendigits."),
-    ] = None,
+    iam_ondb: IamOndb = None,
+    pendigits: Pendigits = None,
+    lines: Lines = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Handwriting: draws the lines.")] = None,
-    features: Annotated[
-        FeatureKind | None, typer.Option(help="Handwriting: coordinates, as in the paper, or how the pen moved.")
-    ] = None,
-    alphabet: Annotated[
-        AlphabetKind | None,
-        typer.Option(help="Handwriting: the paper's characters, or all of the training texts (pendigits: always)."),
-    ] = None,
+    features: Features = None,
+    alphabet: AlphabetChoice = None,
 ) -> None:
     """Read recordings or pen strokes once and write features, for machines that have only torch.
 
@@ -350,32 +387,55 @@ def _prepare_handwriting(
     out: Path,
     iam_ondb: Path | None,
     pendigits: Path | None,
-    count: int | None,
+    lines: int | None,
     seed: int | None,
     features: FeatureKind | None,
     alphabet: AlphabetKind | None,
 ) -> str:
-    from .data import handwriting, writer
-    from .data import iam_ondb as corpus  # fmt: skip
-    from .data import pendigits as digits
+    from .data import handwriting
 
-    if iam_ondb is not None and (pendigits or count is not None or seed is not None):
-        raise ValueError("--iam-ondb has its own lines; leave out --pendigits, --lines and --seed")
-    default = AlphabetKind.paper
-    if iam_ondb is not None:
-        lines, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb}"
-    elif pendigits is not None:
-        lines, name = digits.lines(pendigits, count, seed or 0), f"strings of digits of {pendigits}, seed {seed or 0}"
-        default = AlphabetKind.all
-    else:
-        lines, name = writer.lines(count or 1000, seed or 0), f"synthetic lines, seed {seed or 0}"
-    found = handwriting.prepare(
-        lines, name, features=(features or FeatureKind.absolute).value, alphabet=(alphabet or default).value
-    )
+    found = _handwriting(*(iam_ondb, pendigits, None), lines=lines, seed=seed, features=features, alphabet=alphabet)
     handwriting.keep(out, found)
     counts = ", ".join(f"{found.splits.count(split):,} for {split}" for split in handwriting.SPLITS)
     steps = sum(map(len, found.features)) / len(found.features)
     return f"{counts}; {steps:.0f} steps a line, {found.alphabet.outputs} outputs"
+
+
+def _handwriting(
+    iam_ondb: Path | None,
+    pendigits: Path | None,
+    prepared: Path | None,
+    *,
+    lines: int | None = None,
+    seed: int | None = None,
+    features: FeatureKind | None = None,
+    alphabet: AlphabetKind | None = None,
+    words: tuple[int, int] = (3, 8),
+) -> Any:
+    from .data import handwriting, writer
+    from .data import iam_ondb as corpus  # fmt: skip
+    from .data import pendigits as digits
+
+    if prepared is not None:
+        if iam_ondb or pendigits or lines is not None or features or alphabet:
+            raise ValueError(
+                "--prepared has its lines and features already; leave out --iam-ondb, --pendigits, --lines, --features "
+                "and --alphabet"
+            )
+        return handwriting.load(prepared)
+    if iam_ondb is not None and (pendigits or lines is not None or seed is not None):
+        raise ValueError("--iam-ondb has its own lines; leave out --pendigits, --lines and --seed")
+    default = AlphabetKind.paper
+    if iam_ondb is not None:
+        found, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb}"
+    elif pendigits is not None:
+        found, name = digits.lines(pendigits, lines, seed or 0), f"strings of digits of {pendigits}, seed {seed or 0}"
+        default = AlphabetKind.all
+    else:
+        found, name = writer.lines(lines or 1000, seed or 0, words), f"synthetic lines, seed {seed or 0}"
+    return handwriting.prepare(
+        found, name, features=(features or FeatureKind.absolute).value, alphabet=(alphabet or default).value
+    )
 
 
 def _check_unused(what: Preparable, **options: object) -> None:
@@ -511,7 +571,9 @@ def _on_gpu(device: str, what: Benchmark, require: bool) -> bool:
     if not device.startswith("cuda") or what is Benchmark.autoencoder:
         raise ValueError(f"the {what.value} is not measured on {device!r}; layers are on cpu and cuda, the rest on cpu")
     _check_device(device)
-    torch.cuda.set_device(device)
+    index = torch.device(device).index
+    if index is not None:
+        torch.cuda.set_device(index)
     return True
 
 

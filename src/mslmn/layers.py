@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import checks, ops
-from .cells import INITS, Cell, ClockworkCell, MSLMNCell
+from .cells import INITS, Cell, ClockworkCell, MSLMNCell, largest_singular_values
 from .clock import MAX_MODULES
 from .ops import streams
 
@@ -238,9 +238,10 @@ class MSLMN(ClockedLayer):
         Wmm[k->k] = diag(d), other blocks 0          Whm[k] = (1 - d) * N(0, 2 / (M + H)), by rows
         Wxh = N(0, 2 / (H + I))                      Wmh = N(0, 1/4 * 2 / (H + G))
 
-    so that no unit explodes and every module remembers. ``"xavier"``, as in the authors' code: every
-    weight N(0, 2 / (rows + columns)) of the matrix of all modules, for Wmm G x G; this is what the paper
-    reports, and it often does not learn. Biases and the learnt initial memory start at zero.
+    so that no unit explodes and every module remembers. ``"fan-in"``: the same, but Wxh = N(0, 2 / I): where
+    inputs are few, hidden states are not near zero, where tanh is a straight line. ``"xavier"``, as in the
+    authors' code: every weight N(0, 2 / (rows + columns)) of the matrix of all modules, for Wmm G x G; this is
+    what the paper reports, and it often does not learn. Biases and the learnt initial memory start at zero.
 
     Args:
         input_size: features per step (I); 0 for a network without input, fed with ``(T, B, 0)``.
@@ -252,7 +253,7 @@ class MSLMN(ClockedLayer):
         batch_first: batched tensors are ``(B, T, ...)`` instead of ``(T, B, ...)``.
         dropout: probability of dropping a value between layers, in training.
         bidirectional: run a second network from each sequence's end to its start.
-        init: ``"leaky"`` or ``"xavier"``.
+        init: ``"leaky"``, ``"fan-in"`` or ``"xavier"``.
         learn_initial_state: the initial memory is a parameter instead of zero.
 
     Example:
@@ -314,6 +315,18 @@ class MSLMN(ClockedLayer):
         x = x.transpose(0, 1) if input.dim() == 3 and self.batch_first else x
         self._run(x, None, x.shape[1], hidden=hidden)
         return hidden
+
+    @torch.no_grad()
+    def contract(self) -> None:
+        """Divide ``Wmm[k->k]`` of each module by its largest singular value, where that is above 1.
+
+        Then a module by itself never explodes: ``|Wmm[k->k] m| <= |m|``, as of the autoencoder's B. Training may break
+        that at any step; call this after each. Where the singular value is not above 1, nothing changes.
+        """
+        blocks = [block for cell in cast(Iterable[MSLMNCell], self.cells) for block in cell.own_blocks()]
+        factors = largest_singular_values(torch.stack(blocks)).clamp_min(1)
+        for block, factor in zip(blocks, factors.unbind(), strict=True):
+            block.div_(factor)
 
     def grow(self, A: Tensor | Sequence[Tensor], B: Tensor | Sequence[Tensor]) -> None:
         """Add a module, slower than all others, to every layer and direction.

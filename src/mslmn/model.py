@@ -3,6 +3,7 @@
 Dimensions: see layers.py; O outputs. The memory is D * g blocks of M units: direction, then module, fastest first.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .cells import PerModule
 from .layers import MSLMN, ClockedLayer, State
 
 OUTPUTS = ("last", "all")
-NORMS = (None, "module")
+NORMS = ("module", "layer")
 
 
 class Readout(nn.Module):
@@ -78,6 +79,18 @@ class ModuleNorm(nn.Module):
         return normal
 
 
+class MemoryNorm(nn.LayerNorm):
+    """All modules of both directions together, m the whole memory (Ba, Kiros and Hinton 2016):
+
+        m <- gain * (m - mean(m)) / sqrt(var(m) + eps) + shift
+
+    A new module would change what is read of the others, so a model with this norm does not grow.
+    """
+
+    def __init__(self, D: int, g: int, M: int, like: Tensor) -> None:
+        super().__init__(D * g * M, device=like.device, dtype=like.dtype)
+
+
 class SequenceModel(nn.Module):
     """An encoder, a readout of its memory, and growth.
 
@@ -86,7 +99,9 @@ class SequenceModel(nn.Module):
         output_size: O.
         output: ``"last"`` reads the final memory of each direction, at each sequence's own end, and gives ``(B, O)``;
             ``"all"`` reads the memory at every step and gives the form of the input.
-        norm: ``"module"`` normalises the memory before it is read, see `ModuleNorm`.
+        norm: normalises the memory before it is read: ``"module"`` each module by itself, see `ModuleNorm`;
+            ``"layer"`` all together, see `MemoryNorm`.
+        dropout: probability of dropping a value that the readout reads, in training.
         bias: whether the readout has ``b_y``.
 
     Example:
@@ -96,18 +111,27 @@ class SequenceModel(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, output_size: int, *, output: str = "last", norm: str | None = None, bias: bool = True
+        self,
+        encoder: nn.Module,
+        output_size: int,
+        *,
+        output: str = "last",
+        norm: str | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.output_size = checks.size("output_size", output_size)
         self.output = checks.choice("output", output, OUTPUTS)
-        if norm not in NORMS:
-            raise ValueError(f"norm must be None or 'module', got {norm!r}; choose one of them")
+        if norm is not None and norm not in NORMS:
+            raise ValueError(f"norm must be None, 'module' or 'layer', got {norm!r}; choose one of them")
+        self.dropout = checks.probability("dropout", dropout)
         self.bias = checks.flag("bias", bias)
         D, g, M = _layout(encoder)
         like = next(encoder.parameters()).detach()
-        self.norm = ModuleNorm(D, g, M, like) if norm else None
+        norms = {None: None, "module": ModuleNorm, "layer": MemoryNorm}
+        self.norm = None if (kind := norms[norm]) is None else kind(D, g, M, like)
         self.readout = Readout(D, g, M, self.output_size, bias, like)
 
     @property
@@ -116,7 +140,8 @@ class SequenceModel(nn.Module):
         return {
             "output_size": self.output_size,
             "output": self.output,
-            "norm": None if self.norm is None else "module",
+            "norm": None if self.norm is None else "module" if isinstance(self.norm, ModuleNorm) else "layer",
+            "dropout": self.dropout,
             "bias": self.bias,
         }
 
@@ -136,7 +161,10 @@ class SequenceModel(nn.Module):
         return memory if self.norm is None else _map(self.norm, memory)
 
     def forward(self, input: Tensor | PackedSequence) -> Any:
-        return _map(self.readout, self.features(input))
+        features = self.features(input)
+        if self.dropout and self.training:
+            features = _map(lambda x: F.dropout(x, self.dropout), features)
+        return _map(self.readout, features)
 
     def stream(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """The output at every step of a chunk, and the state to go on from: for unidirectional encoders."""
@@ -150,6 +178,11 @@ class SequenceModel(nn.Module):
         if not isinstance(self.encoder, MSLMN):
             raise TypeError(
                 f"only an MSLMN grows, the encoder is {type(self.encoder).__name__}; build the model on one"
+            )
+        if isinstance(self.norm, MemoryNorm):
+            raise ValueError(
+                "norm='layer' normalises all modules together, so a new one would change what is read of the others; "
+                "build the model with norm='module' to grow it"
             )
         self.encoder.grow(A, B)
         if self.norm is not None:
@@ -192,7 +225,7 @@ def _padded_lstm(lstm: nn.Module, input: PackedSequence, last: bool) -> Tensor |
     return final if input.unsorted_indices is None else final[input.unsorted_indices]
 
 
-def _map(function: nn.Module, x: Tensor | PackedSequence) -> Any:
+def _map(function: Callable[[Tensor], Tensor], x: Tensor | PackedSequence) -> Any:
     if isinstance(x, PackedSequence):
         return PackedSequence(function(x.data), *x[1:])
     return function(x)

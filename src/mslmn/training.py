@@ -47,6 +47,7 @@ class Plan:
     learning_rate: float = 1e-3
     weight_decay: float = 0.0  # L2, as Adam takes it
     clip: float = 1.0  # largest norm of the gradient
+    contract: bool = False  # after each step, of an MSLMN: no module by itself may explode, see `MSLMN.contract`
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
@@ -54,6 +55,7 @@ class Plan:
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
+    warmup: int = 0  # epochs of the first stage in which the learning rate rises to its value, batch by batch
     patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
     plateau: int = 10  # epochs without improvement that are a plateau
@@ -75,10 +77,11 @@ class Plan:
             value = getattr(self, name)
             if value is not None or name not in ("max_modules", "horizon"):
                 object.__setattr__(self, name, checks.size(name, value))
+        object.__setattr__(self, "warmup", checks.size("warmup", self.warmup, 0))
         for name in ("weight_decay", "noise", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
-        for name in ("balance", "buckets"):
+        for name in ("balance", "buckets", "contract"):
             object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
         if self.balance and self.buckets:
             raise ValueError("batches are balanced by class or bucketed by length, got both; leave one out")
@@ -289,12 +292,10 @@ class _Run:
 
     def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
-        if self.plan.schedule == "cosine":
-            turn = math.pi * self.state.epoch / self.plan.epochs
-            adam.param_groups[0]["lr"] = self.plan.learning_rate * (1 + math.cos(turn)) / 2
         total = torch.zeros(2, dtype=torch.float64)
         began = time.perf_counter()
-        for input, target, weight in batches:
+        for number, (input, target, weight) in enumerate(batches):
+            adam.param_groups[0]["lr"] = self._learning_rate(number)
             score = self.objective.loss(model(input), target)
             sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double().cpu() * weight)
             if not torch.isfinite(sums).all():
@@ -304,12 +305,25 @@ class _Run:
             (score.total * (weight * self.world / sums[1].item())).backward()  # processes' gradients are averaged
             nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
             adam.step()
+            if self.plan.contract and isinstance(self.model.encoder, MSLMN):
+                self.model.encoder.contract()
         self.moments = {
             name: _copy({kind: adam.state[parameter][kind] for kind in MOMENTS})
             for name, parameter in self.model.named_parameters()
             if parameter in adam.state
         }
         self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+
+    def _learning_rate(self, batch: int) -> float:
+        """Of a batch of the current epoch."""
+        plan, epoch = self.plan, self.state.epoch
+        rate = plan.learning_rate
+        if plan.schedule == "cosine":
+            rate *= (1 + math.cos(math.pi * epoch / plan.epochs)) / 2
+        if self.state.stage == 0 and epoch < plan.warmup:
+            count = len(_EpochLoader(self))
+            rate *= (epoch * count + batch + 1) / (plan.warmup * count)
+        return rate
 
     @property
     def _doing(self) -> str:

@@ -120,12 +120,16 @@ def _elapsed(points: Array) -> Array:
     return np.diff(points[:, 0], prepend=points[0, 0]).clip(min=0)
 
 
-def strokes(features: Features, kind: str) -> list[Array]:
-    """(n, 2) for each stroke: x and y of its points, y downwards, to draw. Size and place of the line are lost."""
+def places(features: Features, kind: str) -> Array:
+    """(T, 2): x and y of the pen, y downwards, to draw. Size and place of the line are lost."""
     checks.choice("kind", kind, KINDS)
     xy = features[:, 1:3].astype(np.float64)
-    if kind == "offsets":
-        xy = xy.cumsum(0) / TENTH
+    return xy.cumsum(0) / TENTH if kind == "offsets" else xy
+
+
+def strokes(features: Features, kind: str) -> list[Array]:
+    """`places` of each stroke."""
+    xy = places(features, kind)
     ends = np.flatnonzero(features[:, 3] > 0.5) + 1
     return [stroke for stroke in np.split(xy, ends) if len(stroke)]
 

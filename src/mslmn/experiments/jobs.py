@@ -3,6 +3,8 @@
 Each run writes checkpoints (training.py), so whatever stops the program, a crash or Ctrl-C, what was done is kept.
 """
 
+import csv
+import io
 import multiprocessing
 import os
 import signal
@@ -90,9 +92,14 @@ class Task:
 
 
 def execute(
-    tasks: Sequence[Task], *, processes: int | None = None, device: str | None = None, console: Console | None = None
+    tasks: Sequence[Task],
+    *,
+    processes: int | None = None,
+    device: str | None = None,
+    console: Console | None = None,
+    follow: bool = False,
 ) -> list[tuple[Task, str]]:
-    """Do what is not done yet; those that failed, and why.
+    """Do what is not done yet; those that failed, and why. ``follow``: a line for every epoch, as it ends.
 
     How many threads a run has does not depend on what is done already: numbers of threads may round differently.
     """
@@ -102,7 +109,7 @@ def execute(
     processes = max(1, min(processes or cores(), len(tasks)))
     before = torch.get_num_threads()
     threads = max(1, before // processes)
-    with _progress(tasks, console or Console()):
+    with _progress(tasks, console or Console(), follow):
         if min(processes, len(todo)) > 1:
             return list(_in_parallel(todo, min(processes, len(todo)), threads, device))
         torch.set_num_threads(threads)
@@ -175,7 +182,7 @@ def _work(task: Task, device: str | None) -> str:
 
 
 @contextmanager
-def _progress(tasks: Sequence[Task], console: Console) -> Iterator[None]:
+def _progress(tasks: Sequence[Task], console: Console, follow: bool) -> Iterator[None]:
     """A bar that follows the checkpoints of all runs."""
     columns = (
         TextColumn("{task.description}"),
@@ -192,11 +199,20 @@ def _progress(tasks: Sequence[Task], console: Console) -> Iterator[None]:
             for name in dict.fromkeys(t.job.experiment for t in tasks)
         }
         rows = {name: bar.add_task(name, total=len(mine)) for name, mine in experiments.items()}
+        told = {task.folder: len(_metrics(task)) for task in tasks}
+
+        def tell() -> None:
+            for name, mine in experiments.items():
+                bar.update(rows[name], completed=sum(map(_part, mine)))
+            for task in tasks if follow else ():
+                found = _metrics(task)
+                for row in found[told[task.folder] :]:
+                    bar.console.print(f"{task.folder.name}: {_epoch(row)}", markup=False, highlight=False)
+                told[task.folder] = len(found)
 
         def watch() -> None:
             while not stop.wait(POLL):
-                for name, mine in experiments.items():
-                    bar.update(rows[name], completed=sum(map(_part, mine)))
+                tell()
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -205,14 +221,26 @@ def _progress(tasks: Sequence[Task], console: Console) -> Iterator[None]:
         finally:
             stop.set()
             thread.join()
+            tell()
 
 
 def _part(task: Task) -> float:
     """Of a run that is done."""
-    if task.done:
-        return 1.0
+    return 1.0 if task.done else min(1.0, len(_metrics(task)) / task.checkpoints)
+
+
+def _metrics(task: Task) -> list[dict[str, str]]:
+    """What the run has written down so far, a row for each checkpoint; a last line that is not whole is left out."""
     try:
-        with (task.folder / "metrics.csv").open() as file:
-            return min(1.0, max(0, sum(1 for _ in file) - 1) / task.checkpoints)
+        text = (task.folder / "metrics.csv").read_text()
     except OSError:
-        return 0.0
+        return []
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def _epoch(row: dict[str, str]) -> str:
+    """A row of metrics.csv on one line."""
+    whole = ("stage", "epoch", "modules")
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value if name in whole else f'{float(value):.4g}'}" for name, value in row.items()
+    )

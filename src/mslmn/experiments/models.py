@@ -26,16 +26,21 @@ class Settings:
     modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
     init: str = "xavier"
     learn_initial_state: bool = False
+    forget_gate: float = FORGET_GATE  # bias of the LSTM's
     norm: str | None = None
+    dropout: float = 0.0
     first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
     readout: str = "auto"
     horizon: int | None = None
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: str = "constant"
+    warmup: int = 0
     clip: float = 1.0
+    contract: bool = False
     batch_size: int = 1
     epochs: int = 1000  # passes over the training data; of each stage, where the model grows
+    patience: int | None = None  # None: the number of epochs is chosen beforehand
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,11 +72,13 @@ class Settings:
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
             schedule=self.schedule,
+            warmup=self.warmup,
             clip=self.clip,
+            contract=self.contract,
             batch_size=self.batch_size,
             passes=self.passes(passes),
             epochs=self.checkpoints(passes),
-            patience=10**6,  # the number of epochs is chosen beforehand, as in the paper
+            patience=self.patience or 10**6,
             grow="epochs" if model == INCREMENTAL else "never",
             first_module=self.first_module,
             readout=self.readout,
@@ -84,18 +91,30 @@ class Settings:
         )
 
 
-def build(model: str, settings: Settings, input_size: int, output_size: int, **options: Any) -> SequenceModel:
+def build(
+    model: str,
+    settings: Settings,
+    input_size: int,
+    output_size: int,
+    bidirectional: bool = False,
+    **options: Any,
+) -> SequenceModel:
     """An untrained model; initial values come from torch's random numbers."""
     checks.choice("model", model, NAMES)
-    chosen: dict[str, Any] = {"init": settings.init, "learn_initial_state": settings.learn_initial_state}
+    chosen: dict[str, Any] = {
+        "init": settings.init,
+        "learn_initial_state": settings.learn_initial_state,
+        "bidirectional": bidirectional,
+    }
     hidden, memory = settings.hidden, settings.memory_size
     encoder: nn.Module
     if model == "LSTM":  # torch's, which cannot do without input
-        encoder = set_forget_gate_bias(nn.LSTM(max(1, input_size), hidden), FORGET_GATE)
+        lstm = nn.LSTM(max(1, input_size), hidden, bidirectional=bidirectional)
+        encoder = set_forget_gate_bias(lstm, settings.forget_gate)
     elif model in ("RNN", "CW-RNN"):  # with one module the Clockwork RNN is the simple RNN
         encoder = ClockworkRNN(input_size, hidden, settings.modules if model == "CW-RNN" else 1, **chosen)
     elif model == "LMN":
         encoder = LMN(input_size, hidden, memory, **chosen)
     else:
         encoder = MSLMN(input_size, hidden, memory, 1 if model == INCREMENTAL else settings.modules, **chosen)
-    return SequenceModel(encoder, output_size, norm=settings.norm, **options)
+    return SequenceModel(encoder, output_size, norm=settings.norm, dropout=settings.dropout, **options)

@@ -22,15 +22,18 @@ class RecordError(ValueError):
 class Record:
     """One run.
 
-    Its arrays: ``memory`` (T, g, M) of one sequence; of generation also ``target`` and ``generated`` (T,), of words
-    ``expected`` and ``predicted`` (clips,), ``names`` (classes,) and ``suffixes`` (classes,), -1 where there is none.
+    Its arrays: ``memory`` (T, g, M) of one sequence, in the forward direction; of generation also ``target`` and
+    ``generated`` (T,), of words ``expected`` and ``predicted`` (clips,), ``names`` (classes,) and ``suffixes``
+    (classes,), -1 where there is none. Of handwriting ``accuracies`` of all test lines, and for k of them, N steps in
+    all: ``starts`` (k + 1,), ``points`` (N, 3), x, y downwards and end of stroke, ``labels`` (N,) of the best path,
+    ``characters`` of all labels, "" for the blank, ``expected`` and ``recognised`` (k,).
     """
 
-    experiment: str  # "generation", "words"
+    experiment: str  # "generation", "words", "handwriting"
     preset: str
     data: str  # in words
     model: str
-    case: dict[str, int]  # {"budget": 1000}, {"split": 0}
+    case: dict[str, int]  # {"budget": 1000}, {"split": 0}, {"lines": 5000}
     seed: int
     sizes: dict[str, int]  # hidden, memory, modules: those that the model has
     parameters: int
