@@ -24,9 +24,11 @@ from typer.testing import CliRunner
 
 from mslmn import SequenceModel, checkpoint, training
 from mslmn.cli import app
-from mslmn.experiments import generation, jobs, models, paper, records, words
+from mslmn.data import handwriting as pen
+from mslmn.data import writer
+from mslmn.experiments import generation, handwriting, jobs, models, paper, records, words
 from mslmn.model import _padded_lstm
-from mslmn.objectives import NMSE, CrossEntropy
+from mslmn.objectives import NMSE, CrossEntropy, best_path, character_accuracy
 from mslmn.training import Plan, fit
 from test_words import made_up
 
@@ -115,6 +117,82 @@ def test_words_are_trained_with_noise_and_classes_balanced(tmp_path, monkeypatch
     (plan,) = plans
     assert plan.noise == 0.6 and plan.balance and plan.batch_size == 25
     assert plan.passes * plan.epochs <= 500 and task.checkpoints == plan.epochs
+
+
+def written(lines=6, features="offsets"):
+    return pen.prepare(writer.lines(lines, words=(1, 1)), "six lines", features=features)
+
+
+def test_handwriting_from_data_to_result(tmp_path):
+    """Every model, and one that grows."""
+    tasks = handwriting.tasks(tmp_path, "quick", written(), epochs=1)
+    assert jobs.execute(tasks, processes=1, device="cpu") == []
+    found = results(tmp_path)
+    assert {r.model for r in found.values()} == set(handwriting.MODELS) and len(found) == 5
+    (test_line,) = written().pairs("test")
+    for path, record in found.items():
+        arrays = replace(record, folder=tmp_path / path).arrays()
+        assert path.name.endswith("-lines6-seed0") and record.data == "six lines, offsets"
+        (accuracy,) = arrays["accuracies"]
+        assert record.value == accuracy and record.metric == "accuracy"
+        best = checkpoint.load(tmp_path / path / "best").eval()
+        with torch.no_grad():
+            output = best(test_line[0][:, None])
+        (labels,) = best_path(output)
+        assert character_accuracy(labels, test_line[1].tolist()) == pytest.approx(accuracy)
+        assert arrays["starts"].tolist() == [0, len(test_line[0])]
+        assert arrays["labels"].tolist() == output[:, 0].argmax(-1).tolist()
+        assert arrays["recognised"].tolist() == ["".join(arrays["characters"][labels])]
+        assert arrays["expected"].tolist() == ["".join(arrays["characters"][test_line[1]])]
+        assert arrays["points"].shape == (len(test_line[0]), 3) and arrays["points"][-1, 2] == 1
+        assert arrays["memory"].shape[:2] == (len(test_line[0]), best.num_modules)
+        counts = [record.settings[f"{split}_lines"] for split in ("train", "validation", "test")]
+        assert counts == [6, 1, 1] and record.settings["features"] == "offsets"
+        losses = [row["validation_loss"] for row in record.history]
+        assert record.settings["validation_loss"] <= min(losses)
+        assert record.epochs == (record.sizes["modules"] if record.model == models.INCREMENTAL else 1)
+
+
+@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("model", handwriting.MODELS)
+def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset):
+    chosen = handwriting.settings(model, preset)
+    whole = "MS-LMN" if model == models.INCREMENTAL else model
+    net = models.build(whole, chosen, 4, 58, bidirectional=True, output="all")
+    assert sum(p.numel() for p in net.parameters()) == pytest.approx(100_000, rel=0.26 if preset == "paper" else 0.06)
+
+
+def test_the_paper_s_handwriting_is_as_it_says(tmp_path, monkeypatch):
+    plans = []
+
+    def stop(*arguments, plan, **options):
+        plans.append(plan)
+        raise training.Diverged("enough")
+
+    monkeypatch.setattr(handwriting, "fit", stop)
+    tasks = handwriting.tasks(tmp_path, "paper", written(), models=("MS-LMN", models.INCREMENTAL))
+    assert len(tasks) == 10 and len(jobs.execute(tasks, processes=1)) == 10  # five seeds each
+    for plan, grow in zip(plans, ["never"] * 5 + ["epochs"] * 5, strict=True):
+        assert plan.patience == 50 and plan.max_modules == 9 and plan.grow == grow and plan.buckets
+        assert plan.epochs == (50 if grow == "epochs" else 1000)
+        assert plan.warmup == 0 and not plan.contract and plan.schedule == "constant"
+    assert tasks[0].job.settings.init == "xavier" and tasks[0].job.settings.norm is None
+
+
+def test_handwriting_without_lines_of_a_split_is_refused_before_anything_is_written(tmp_path):
+    data = written()
+    with pytest.raises(ValueError, match="six lines must have lines of all splits, got {'train': 6, 'validation': 0"):
+        handwriting.tasks(tmp_path, "quick", replace(data, splits=["train"] * 6 + ["test"] * 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_metrics_are_told_as_they_come(tmp_path, capsys):
+    tasks = handwriting.tasks(tmp_path, "quick", written(), models=("LMN",), epochs=2)
+    assert jobs.execute(tasks, processes=1, device="cpu", follow=True) == []
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lmn-lines6-seed0: ")]
+    assert len(told) == 2 and "epoch 2, modules 1, train loss " in " ".join(told[1].split())
+    jobs.execute(tasks, processes=1, device="cpu", follow=True)
+    assert "epoch" not in capsys.readouterr().out  # nothing is new
 
 
 def test_what_is_done_is_not_done_again(music):
@@ -340,16 +418,22 @@ def trained(folder=None, data=None, seen=None, stop=None, resume=False, **plan):
     original = training._Run._train_epoch
 
     def watched(self, model, adam, batches):
+        targets = []
+
         def watch():
             for input, target, weight in batches:
-                rate = adam.param_groups[0]["lr"]
-                if seen is not None:
-                    seen.append((self.state.stage, self.state.epoch, rate, target.tolist()))
+                targets.append(target.tolist())
                 yield input, target, weight
+
+        def step(*_):
+            if seen is not None:
+                seen.append((self.state.stage, self.state.epoch, adam.param_groups[0]["lr"], targets[-1]))
 
         if self.state.epochs == stop:
             raise KeyboardInterrupt
+        hook = adam.register_step_pre_hook(step)
         original(self, model, adam, watch())
+        hook.remove()
 
     torch.manual_seed(0)
     net = models.build("incremental MS-LMN", models.Settings(hidden=3, memory=2), 2, 3)
@@ -403,6 +487,28 @@ def test_a_constant_learning_rate_is_constant():
     seen = []
     trained(seen=seen, learning_rate=0.01, epochs=3, batch_size=12, grow="never")
     assert [rate for *_, rate, _ in seen] == [0.01] * 3
+
+
+@pytest.mark.parametrize("stop", [None, 1])
+def test_the_learning_rate_rises_batch_by_batch_at_first_and_never_again(tmp_path, stop):
+    plan = {"learning_rate": 0.01, "warmup": 2, "epochs": 3, "batch_size": 4, "max_modules": 2, "growth_patience": 9}
+    seen = []
+    if stop is not None:
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "run", seen=seen, stop=stop, **plan)
+    trained(tmp_path / "run", seen=seen, resume=True, **plan)
+    rates = [rate for *_, rate, _ in seen]
+    assert rates == pytest.approx([0.01 * i / 6 for i in range(1, 7)] + [0.01] * 12)
+
+
+def test_a_plan_that_contracts_keeps_memories_contractions():
+    plan = {"learning_rate": 0.3, "epochs": 3, "batch_size": 4, "max_modules": 2, "growth_patience": 9}
+    for contract in (False, True):
+        cell = trained(contract=contract, **plan).model.encoder.cells[0]
+        norms = torch.stack([torch.linalg.matrix_norm(block, 2) for block in cell.own_blocks()])
+        assert (norms.max() <= 1 + 1e-6) == contract, norms
+    net = models.build("LSTM", models.Settings(hidden=3), 2, 3)
+    fit(net, pairs(), pairs(), CrossEntropy(), plan=Plan(epochs=1, contract=True), progress=False)  # has none to keep
 
 
 @pytest.mark.parametrize("stop", [None, 1, 3, 4, 6])

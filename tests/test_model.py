@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, unpack_sequen
 import mslmn
 from mslmn import LMN, MSLMN, ClockworkRNN, SequenceModel, checkpoint, objectives
 from mslmn.checkpoint import CheckpointError
-from mslmn.model import ModuleNorm
+from mslmn.model import ModuleNorm, PrefixNorm
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")  # oneDNN has none
@@ -30,7 +30,7 @@ XS = [torch.randn(T, 2, generator=torch.Generator().manual_seed(T)) for T in (9,
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("norm", [None, "module"])
+@pytest.mark.parametrize("norm", [None, "module", "prefix", "layer"])
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_the_last_memory_is_that_of_each_sequence_and_direction(kind, layers, bidirectional, norm):
     model = SequenceModel(ENCODERS[kind](num_layers=layers, bidirectional=bidirectional), 4, norm=norm)
@@ -80,13 +80,59 @@ def test_the_norm_of_a_module_does_not_hear_the_others_and_holds_at_zero():
     assert grad.abs().max() <= 10 + 1e-9  # 1 / floor
 
 
-@pytest.mark.parametrize("norm", [None, "module"])
+def test_the_norm_of_a_prefix_hears_faster_modules_of_both_directions_only():
+    norm = PrefixNorm(2, 3, 4, torch.zeros(1, dtype=torch.float64))
+    m = torch.randn(5, 24, dtype=torch.float64, requires_grad=True)
+    y = norm(m)
+    blocks = m.detach().view(5, 2, 3, 4)
+    for k in range(3):
+        expected = (
+            blocks[:, :, k] / (blocks[:, :, : k + 1].square().mean((1, 2, 3), keepdim=True)[..., 0] + 0.0025).sqrt()
+        )
+        torch.testing.assert_close(y.view(5, 2, 3, 4)[:, :, k], expected)
+    torch.autograd.gradcheck(norm, m)
+    assert not norm(torch.zeros(24, dtype=torch.float64)).any()
+    norm.grow()
+    grown = torch.cat([blocks, torch.randn(5, 2, 1, 4, dtype=torch.float64)], 2).flatten(1)
+    torch.testing.assert_close(norm(grown).view(5, 2, 4, 4)[:, :, :3], y.view(5, 2, 3, 4))
+
+
+def test_the_norm_of_a_layer_is_torch_s_and_does_not_grow():
+    model = SequenceModel(MSLMN(2, 4, 3, num_modules=2, bidirectional=True), 5, output="all", norm="layer")
+    x = torch.randn(6, 2, 2)
+    memory, _ = model.encoder(x)
+    expected = model.readout(torch.nn.functional.layer_norm(memory, (12,)))
+    torch.testing.assert_close(model(x), expected)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="norm='layer' normalises all modules together.*'prefix' or 'module' to grow"):
+        model.grow([torch.zeros(3, 4)] * 2, [torch.zeros(3, 3)] * 2)
+    assert model.num_modules == 2 and all(map(torch.equal, model.parameters(), before))
+
+
+def test_dropout_drops_what_is_read_in_training_only():
+    model = SequenceModel(LMN(2, 4, 50), 5, output="all", dropout=0.5, bias=False).eval()
+    x = torch.randn(9, 3, 2)
+    whole = model(x)
+    assert torch.equal(model(x), whole)
+    model.train()
+    torch.manual_seed(0)
+    once = model(x)
+    features = model.features(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(once, model.readout(torch.nn.functional.dropout(features, 0.5)))
+    assert not torch.equal(model(x), once)
+    packed = model(pack_sequence(XS, enforce_sorted=False))
+    assert packed.data.shape == (20, 5)
+
+
+@pytest.mark.parametrize("norm", [None, "module", "prefix", "layer"])
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_a_saved_model_comes_back_with_every_argument(kind, norm, tmp_path):
     options = {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.25, "bias": False}
     if kind in ("LMN", "MSLMN", "ClockworkRNN"):
         options |= {"init": "xavier", "learn_initial_state": True}
-    model = SequenceModel(ENCODERS[kind](**options).double(), 4, output="all", norm=norm, bias=False).double()
+    encoder = ENCODERS[kind](**options).double()
+    model = SequenceModel(encoder, 4, output="all", norm=norm, dropout=0.5, bias=False).double()
     mslmn.save(model, tmp_path / "a" / "b")
     again = mslmn.load(tmp_path / "a" / "b")
     assert checkpoint.describe(again) == checkpoint.describe(model)
@@ -269,7 +315,12 @@ WRONG = [
     (lambda: SequenceModel(nn.Linear(2, 3), 1), TypeError, "encoder must be a layer of mslmn, .* got Linear"),
     (lambda: SequenceModel(LMN(2, 4, 3), 0), ValueError, "output_size must be at least 1"),
     (lambda: SequenceModel(LMN(2, 4, 3), 1, output="first"), ValueError, "output must be one of 'last', 'all'"),
-    (lambda: SequenceModel(LMN(2, 4, 3), 1, norm="layer"), ValueError, "norm must be None or 'module'"),
+    (
+        lambda: SequenceModel(LMN(2, 4, 3), 1, norm="batch"),
+        ValueError,
+        "norm must be None, 'module', 'prefix' or 'layer'",
+    ),
+    (lambda: SequenceModel(LMN(2, 4, 3), 1, dropout=2), ValueError, "dropout must be a probability in"),
     (lambda: SequenceModel(LMN(2, 4, 3, bidirectional=True), 1).stream(XS[0]), ValueError, "needs the whole sequence"),
     (lambda: CTC().loss(torch.randn(4, 3), []), ValueError, "build the model with output='all'"),
     (lambda: CTC().loss(torch.randn(4, 2, 3), [torch.tensor([1])]), ValueError, "each of 2 sequences, got 1"),

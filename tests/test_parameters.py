@@ -11,9 +11,8 @@ import torch
 
 from helpers import LAYERS, make
 from mslmn import LMN, MSLMN, ClockworkRNN
-
-hypothesis = pytest.importorskip("hypothesis")  # bare GPU machines lack it
-given, st = hypothesis.given, hypothesis.strategies
+from mslmn.cells import INITS, largest_singular_values
+from properties import given, st
 
 kinds = pytest.mark.parametrize("kind", list(LAYERS))
 
@@ -69,6 +68,54 @@ def test_leaky_modules_are_banks_of_leaky_integrators(M):
     assert all(b.abs().max() == 0 for b in biases)
 
 
+@pytest.mark.parametrize("I", [0, 1, 4])
+def test_fan_in_is_leaky_but_for_what_reads_the_input(I):
+    torch.manual_seed(0)
+    cell, leaky = (MSLMN(I, 300, 4, num_modules=2, init=init).cells[0] for init in ("fan-in", "leaky"))
+    assert cell.Wxh.shape == (300, I)
+    if I:
+        assert cell.Wxh.std().item() == pytest.approx(math.sqrt(2 / I), rel=0.1)
+    for name in ("Wmh", "Whm", "Wmm"):
+        for ours, theirs in zip(getattr(cell, name), getattr(leaky, name), strict=True):
+            assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.2)
+    torch.testing.assert_close(cell.Wmm[0], leaky.Wmm[0])
+    clockwork = ClockworkRNN(4, 300, num_modules=1, init="fan-in").cells[0]
+    d = clockwork.Whh[0].diag()
+    assert (clockwork.Wxh[0] / (1 - d[:, None])).std().item() == pytest.approx(math.sqrt(0.5), rel=0.1)
+
+
+@pytest.mark.parametrize("M", [1, 3, 16, 60])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
+def test_the_largest_singular_value_is_bounded_from_above_and_closely(M, scale):
+    W = scale * torch.randn(4, M, M, generator=torch.Generator().manual_seed(M), dtype=torch.float64)
+    W[3] = scale * torch.eye(M)  # the worst case: all are the largest
+    true, found = torch.linalg.matrix_norm(W, 2), largest_singular_values(W)
+    assert (found >= true * (1 - 1e-9)).all() and (found <= true * M ** (1 / 512) * (1 + 1e-9)).all()
+
+
+def test_contracted_memories_do_not_explode_and_contractions_stay_as_they_are():
+    torch.manual_seed(0)
+    layer = MSLMN(2, 6, 5, num_modules=3, bidirectional=True, init="xavier")
+    with torch.no_grad():
+        for cell in layer.cells:
+            for W in cell.Wmm:
+                W.mul_(5)
+    layer.cells[1].Wmm[1].data[-5:] = 0.9 * torch.eye(5)
+    before = [[W.clone() for W in cell.Wmm] for cell in layer.cells]
+    assert not layer(torch.randn(1000, 1, 2))[0].isfinite().all()
+    layer.contract()
+    for cell, old in zip(layer.cells, before, strict=True):
+        for W, was in zip(cell.Wmm, old, strict=True):
+            assert torch.equal(W[:-5], was[:-5])  # what slower modules send stays
+            assert torch.linalg.matrix_norm(W[-5:], 2) <= 1 + 1e-6
+    assert torch.equal(layer.cells[1].Wmm[1], before[1][1])
+    assert layer(torch.randn(1000, 1, 2))[0].isfinite().all()
+    again = [p.clone() for p in layer.parameters()]
+    layer.contract()
+    for p, q in zip(layer.parameters(), again, strict=True):
+        torch.testing.assert_close(p, q, rtol=0.01, atol=0)  # within the bound
+
+
 def test_leaky_clockwork_modules_are_leaky_too():
     I, M = 400, 4
     cell = ClockworkRNN(I, M, num_modules=3).cells[0]
@@ -119,7 +166,7 @@ def test_leaky_layers_neither_explode_nor_go_silent_over_long_sequences(kind):
 
 
 @kinds
-@pytest.mark.parametrize("init", ["leaky", "xavier"])
+@pytest.mark.parametrize("init", INITS)
 def test_the_same_seed_gives_the_same_layer_and_reset_draws_anew(kind, init):
     torch.manual_seed(3)
     a = LAYERS[kind](3, init=init)

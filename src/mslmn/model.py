@@ -16,7 +16,6 @@ from .cells import PerModule
 from .layers import MSLMN, ClockedLayer, State
 
 OUTPUTS = ("last", "all")
-NORMS = ("module", "layer")
 
 
 class Readout(nn.Module):
@@ -74,9 +73,31 @@ class ModuleNorm(nn.Module):
     def forward(self, memory: Tensor) -> Tensor:
         gain = torch.stack([block for direction in self.gain for block in direction.tensors()])  # type: ignore[operator]
         blocks = memory.unflatten(-1, gain.shape)  # (.., D*g, M)
-        scale = torch.rsqrt(blocks.square().mean(-1, keepdim=True) + self.FLOOR**2)
-        normal: Tensor = (blocks * scale * gain).flatten(-2)
+        scale = torch.rsqrt(self.power(blocks.square().mean(-1)) + self.FLOOR**2)
+        normal: Tensor = (blocks * scale[..., None] * gain).flatten(-2)
         return normal
+
+    def power(self, squares: Tensor) -> Tensor:  # (.., D*g), of each block: its mean square
+        """What each block is divided by, squared."""
+        return squares
+
+
+class PrefixNorm(ModuleNorm):
+    """Each module by itself and the faster ones, in both directions together:
+
+        m_k <- gain_k * m_k / sqrt(mean_{i<=k}(m_i^2) + floor^2)
+
+    A new, slower module changes nothing for the others, one that has not fired yet is not blown up, and how large modules
+    are beside each other is not lost.
+    """
+
+    FLOOR = 0.05
+
+    def power(self, squares: Tensor) -> Tensor:
+        D, g = len(self.gain), squares.shape[-1] // len(self.gain)
+        sums = squares.unflatten(-1, (D, g)).mean(-2).cumsum(-1)  # (.., g)
+        means: Tensor = sums / torch.arange(1, g + 1, device=sums.device)
+        return torch.cat([means] * D, -1)
 
 
 class MemoryNorm(nn.LayerNorm):
@@ -91,6 +112,9 @@ class MemoryNorm(nn.LayerNorm):
         super().__init__(D * g * M, device=like.device, dtype=like.dtype)
 
 
+NORMS: dict[str, type[ModuleNorm | MemoryNorm]] = {"module": ModuleNorm, "prefix": PrefixNorm, "layer": MemoryNorm}
+
+
 class SequenceModel(nn.Module):
     """An encoder, a readout of its memory, and growth.
 
@@ -100,7 +124,7 @@ class SequenceModel(nn.Module):
         output: ``"last"`` reads the final memory of each direction, at each sequence's own end, and gives ``(B, O)``;
             ``"all"`` reads the memory at every step and gives the form of the input.
         norm: normalises the memory before it is read: ``"module"`` each module by itself, see `ModuleNorm`;
-            ``"layer"`` all together, see `MemoryNorm`.
+            ``"prefix"`` by itself and the faster ones, see `PrefixNorm`; ``"layer"`` all together, see `MemoryNorm`.
         dropout: probability of dropping a value that the readout reads, in training.
         bias: whether the readout has ``b_y``.
 
@@ -125,13 +149,12 @@ class SequenceModel(nn.Module):
         self.output_size = checks.size("output_size", output_size)
         self.output = checks.choice("output", output, OUTPUTS)
         if norm is not None and norm not in NORMS:
-            raise ValueError(f"norm must be None, 'module' or 'layer', got {norm!r}; choose one of them")
+            raise ValueError(f"norm must be None, 'module', 'prefix' or 'layer', got {norm!r}; choose one of them")
         self.dropout = checks.probability("dropout", dropout)
         self.bias = checks.flag("bias", bias)
         D, g, M = _layout(encoder)
         like = next(encoder.parameters()).detach()
-        norms = {None: None, "module": ModuleNorm, "layer": MemoryNorm}
-        self.norm = None if (kind := norms[norm]) is None else kind(D, g, M, like)
+        self.norm = None if norm is None else NORMS[norm](D, g, M, like)
         self.readout = Readout(D, g, M, self.output_size, bias, like)
 
     @property
@@ -140,7 +163,7 @@ class SequenceModel(nn.Module):
         return {
             "output_size": self.output_size,
             "output": self.output,
-            "norm": None if self.norm is None else "module" if isinstance(self.norm, ModuleNorm) else "layer",
+            "norm": next((name for name, kind in NORMS.items() if type(self.norm) is kind), None),
             "dropout": self.dropout,
             "bias": self.bias,
         }
@@ -182,7 +205,7 @@ class SequenceModel(nn.Module):
         if isinstance(self.norm, MemoryNorm):
             raise ValueError(
                 "norm='layer' normalises all modules together, so a new one would change what is read of the others; "
-                "build the model with norm='module' to grow it"
+                "build the model with norm='prefix' or 'module' to grow it"
             )
         self.encoder.grow(A, B)
         if self.norm is not None:

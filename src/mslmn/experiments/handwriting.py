@@ -32,31 +32,25 @@ LMN_UNITS = 115  # of h and of m: with 58 outputs the nearest to 100,000 paramet
 PATIENCE, STAGE, MOST = 50, 50, 1000  # epochs: without improvement, of a stage, of a model that does not grow
 EXAMPLES = 6  # test lines whose reading is kept, to be looked at
 AT_ONCE = 64  # test lines
-OURS: dict[str, dict[str, Any]] = {  # see docs/results.md
-    "LSTM": {"norm": "layer", "dropout": 0.3, "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "epochs": 40},
-    "LMN": {
-        "hidden": 115, "memory": 115, "init": "fan-in", "norm": "layer", "dropout": 0.3, "learning_rate": 2e-3,
-        "schedule": "cosine", "warmup": 2, "epochs": 40,
-    },
-    "CW-RNN": {
-        "hidden": 66, "modules": 3, "init": "fan-in", "norm": "layer", "dropout": 0.3, "learning_rate": 2e-3,
-        "schedule": "cosine", "warmup": 2, "epochs": 40,
-    },
-    "MS-LMN": {
-        "hidden": 96, "memory": 48, "modules": 3, "init": "fan-in", "norm": "layer", "dropout": 0.3,
-        "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "epochs": 40,
-    },
+TRAINING: dict[str, Any] = {  # the same for all, see docs/results.md
+    "dropout": 0.3, "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "contract": True, "epochs": 40,
+}  # fmt: skip
+OURS: dict[str, dict[str, Any]] = {
+    "LSTM": {"hidden": 102, "norm": "layer"},
+    "LMN": {"hidden": 118, "memory": 118, "init": "fan-in", "norm": "layer"},
+    "CW-RNN": {"hidden": 76, "modules": 3, "init": "fan-in", "norm": "layer"},
+    "MS-LMN": {"hidden": 96, "memory": 48, "modules": 3, "init": "fan-in", "norm": "layer"},
     INCREMENTAL: {
-        "hidden": 96, "memory": 48, "modules": 3, "init": "fan-in", "norm": "module", "dropout": 0.3,
-        "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "epochs": 20, "first_module": "given",
+        "hidden": 96, "memory": 48, "modules": 3, "init": "fan-in", "norm": "prefix", "first_module": "given",
+        "epochs": 14,
     },
 }  # fmt: skip
 QUICK: dict[str, dict[str, Any]] = {  # small enough for minutes on two cores
-    "LSTM": {"hidden": 44, "epochs": 15},
-    "LMN": {"hidden": 44, "memory": 44, "epochs": 15},
-    "CW-RNN": {"hidden": 24, "epochs": 15},
-    "MS-LMN": {"hidden": 48, "memory": 20, "epochs": 15},
-    INCREMENTAL: {"hidden": 48, "memory": 20, "epochs": 8},
+    "LSTM": {"hidden": 44},
+    "LMN": {"hidden": 44, "memory": 44},
+    "CW-RNN": {"hidden": 24},
+    "MS-LMN": {"hidden": 48, "memory": 20},
+    INCREMENTAL: {"hidden": 48, "memory": 20, "epochs": 7},
 }
 
 
@@ -74,9 +68,9 @@ def settings(model: str, preset: str, epochs: int | None = None) -> Settings:
         patience=PATIENCE,
     )
     if preset != "paper":
-        chosen = replace(chosen, patience=None, **OURS[model])
+        chosen = replace(chosen, patience=None, **TRAINING | OURS[model])
     if preset == "quick":
-        chosen = replace(chosen, **QUICK[model])
+        chosen = replace(chosen, **{"epochs": 20, "batch_size": 8, "dropout": 0.0} | QUICK[model])
     return replace(chosen, epochs=epochs or chosen.epochs)
 
 
