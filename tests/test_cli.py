@@ -15,6 +15,7 @@ from mslmn.cli import app
 from mslmn.data import handwriting
 from mslmn.data import words as spoken
 from mslmn.experiments import generation, jobs, search
+from mslmn.experiments import handwriting as reading
 from mslmn.ops import backends, cpu
 from test_iam_ondb import line_file, put_corpus
 from test_pendigits import unipen
@@ -253,8 +254,10 @@ def test_alternate_takes_turns_and_reports_each():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Words that take no time to read."""
+    """Words that take no time to read, and few lines."""
     monkeypatch.setattr(spoken, "embedded", made_up)
+    monkeypatch.setattr(reading, "LINES", dict.fromkeys(reading.LINES, 5))
+    monkeypatch.setattr(reading, "WORDS", dict.fromkeys(reading.WORDS, (1, 1)))
 
 
 def lines(result):
@@ -274,6 +277,8 @@ def test_reproduce_runs_reports_and_resumes(tiny, tmp_path):
         "generation/lstm-budget1000-seed0",
         "generation/ms-lmn-budget1000-seed0",
         "generation/rnn-budget1000-seed0",
+        "handwriting/lstm-lines5-seed0",
+        "handwriting/ms-lmn-lines5-seed0",
         "words/lstm-split0-seed0",
         "words/ms-lmn-split0-seed0",
     ]
@@ -286,6 +291,16 @@ def test_reproduce_runs_reports_and_resumes(tiny, tmp_path):
     assert other.exit_code == 2 and "has other data, BWV 846, rendered, at 0.5 s; choose another --out" in lines(other)
     reported = run("report", str(tmp_path))
     assert reported.exit_code == 0 and "MS-LMN" in reported.output
+
+
+def test_handwriting_is_read_from_what_prepare_wrote_and_told_epoch_by_epoch(tmp_path):
+    prepared = tmp_path / "five.npz"
+    assert run("prepare", "handwriting", "--lines", "5", "--features", "offsets", "--out", str(prepared)).exit_code == 0
+    options = ("--preset", "best", "--models", "MS-LMN", "--seeds", "1", "--prepared", str(prepared))
+    result = quick(tmp_path / "out", *options, what="handwriting")
+    assert result.exit_code == 0, result.output
+    assert lines(result).count("ms-lmn-lines5-seed0: stage 0, epoch ") == 2
+    assert "synthetic lines, seed 0, offsets" in lines(result) and (tmp_path / "out" / "report.html").exists()
 
 
 def test_seeds_budgets_and_splits_are_runs(tiny, tmp_path, monkeypatch):

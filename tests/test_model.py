@@ -104,7 +104,7 @@ def test_the_norm_of_a_layer_is_torch_s_and_does_not_grow():
     expected = model.readout(torch.nn.functional.layer_norm(memory, (12,)))
     torch.testing.assert_close(model(x), expected)
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match="norm='layer' normalises all modules together.*'prefix' or 'module' to grow"):
+    with pytest.raises(ValueError, match=r"norm='layer' normalises all modules together.*'prefix' or 'module' to grow"):
         model.grow([torch.zeros(3, 4)] * 2, [torch.zeros(3, 3)] * 2)
     assert model.num_modules == 2 and all(map(torch.equal, model.parameters(), before))
 

@@ -87,8 +87,8 @@ class PrefixNorm(ModuleNorm):
 
         m_k <- gain_k * m_k / sqrt(mean_{i<=k}(m_i^2) + floor^2)
 
-    A new, slower module changes nothing for the others, one that has not fired yet is not blown up, and how large modules
-    are beside each other is not lost.
+    A new, slower module changes nothing for the others, one that has not fired yet is not blown up, and how large
+    modules are beside each other is not lost.
     """
 
     FLOOR = 0.05
