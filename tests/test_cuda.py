@@ -73,6 +73,11 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path, monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(nvrtc, "compile_source", lambda *_: pytest.fail("compiled again"))
         assert nvrtc.compiled(source, (8, 0)) == code
+    file.write_bytes(file.read_bytes()[:-7])  # cut off
+    assert nvrtc.compiled(source, (8, 0)) == code
+    with monkeypatch.context() as without:  # and mended
+        without.setattr(nvrtc, "compile_source", lambda *_: pytest.fail("compiled again"))
+        assert nvrtc.compiled(source, (8, 0)) == code
     other = nvrtc.compiled(source, (9, 0))
     assert other != code and len(list((tmp_path / "kernels").iterdir())) == 2
     (tmp_path / "file").touch()

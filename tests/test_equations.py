@@ -101,9 +101,9 @@ def test_mslmn_equals_the_equations_for_any_sizes_lengths_and_clocks(s):
     for b, t0 in enumerate(s["clocks"]):
         m = start.memory[0, b].cpu().numpy().reshape(s["g"], s["M"])
         memory, hidden = numpy_mslmn(x[:, b].cpu().numpy(), m, t0, arrays(layer.cells[0]), s["M"])
-        np.testing.assert_allclose(output[:, b].detach(), memory, rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(run.hidden[:, b].detach(), hidden, rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(state.memory[0, b].detach(), memory[-1], rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(output[:, b].detach().cpu(), memory, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(run.hidden[:, b].detach().cpu(), hidden, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(state.memory[0, b].detach().cpu(), memory[-1], rtol=1e-10, atol=1e-10)
     assert state.clock.tolist() == [t0 + s["T"] for t0 in s["clocks"]]
 
 
@@ -118,8 +118,8 @@ def test_clockwork_rnn_equals_the_equations_for_any_sizes_lengths_and_clocks(s):
     for b, t0 in enumerate(s["clocks"]):
         m = start.memory[0, b].cpu().numpy().reshape(s["g"], s["M"])
         memory = numpy_clockwork(x[:, b].cpu().numpy(), m, t0, arrays(layer.cells[0]), s["M"])
-        np.testing.assert_allclose(output[:, b].detach(), memory, rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(state.memory[0, b].detach(), memory[-1], rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(output[:, b].detach().cpu(), memory, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(state.memory[0, b].detach().cpu(), memory[-1], rtol=1e-10, atol=1e-10)
 
 
 def test_growing_by_a_module_with_zero_weights_changes_no_bit():

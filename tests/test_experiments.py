@@ -369,16 +369,21 @@ def test_fewer_epochs_than_between_two_checkpoints_are_that_many():
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
+    st.booleans(),
 )
-def test_a_padded_lstm_is_the_packed_one(lengths, layers, proj, batch_first, ordered, last):
-    lstm = nn.LSTM(2, 3, layers, batch_first=batch_first, proj_size=proj).double()
+def test_a_padded_lstm_is_the_packed_one(lengths, layers, proj, bias, batch_first, ordered, last, both):
+    if both:
+        layers, proj = 1, 0
+    options = {"bias": bias, "batch_first": batch_first, "proj_size": proj, "bidirectional": both}
+    lstm = nn.LSTM(2, 3, layers, **options).double()
     if ordered:
         lengths = sorted(lengths, reverse=True)
     xs = [torch.randn(n, 2, dtype=torch.float64, requires_grad=True) for n in lengths]
     packed = pack_sequence(xs, enforce_sorted=ordered)
     found = _padded_lstm(lstm, packed, last)
     output, (h, _) = lstm(packed)
-    expected = h[-1] if last else output.data
+    expected = (torch.cat([h[-2], h[-1]], -1) if both else h[-1]) if last else output.data
     if not last:
         assert torch.equal(found.batch_sizes, output.batch_sizes)
         assert (found.unsorted_indices is None) == ordered
@@ -399,9 +404,9 @@ def test_the_model_takes_the_padded_way_only_where_it_may(monkeypatch):
     monkeypatch.setattr(model, "_padded_lstm", lambda lstm, *rest: taken.append(lstm) or _padded_lstm(lstm, *rest))
     packed = pack_sequence([torch.randn(n, 2) for n in (3, 5)], enforce_sorted=False)
     one, both = nn.LSTM(2, 3), nn.LSTM(2, 3, bidirectional=True)
-    for encoder in (one, both, nn.GRU(2, 3)):
+    for encoder in (one, both, nn.GRU(2, 3), nn.LSTM(2, 3, 2, bidirectional=True)):
         SequenceModel(encoder, 2)(packed)
-    assert taken == [one]
+    assert taken == [one, both]
 
 
 # Plans

@@ -23,8 +23,8 @@ from mslmn.experiments.models import INCREMENTAL, Settings
 
 BASE = Settings(
     hidden=48,
-    memory=30,
-    modules=2,
+    memory=20,
+    modules=3,
     init="fan-in",
     norm="layer",
     forget_gate=1.0,
@@ -35,32 +35,37 @@ BASE = Settings(
     batch_size=16,
     epochs=12,
 )
-GROWN = replace(BASE, norm="module", first_module="given", memory=20, modules=3)
+GROWN = replace(BASE, norm="prefix", first_module="given", epochs=4)
+PAPER = replace(BASE, init="xavier", norm=None, warmup=0, contract=False, schedule="constant", memory=8, modules=8)
 VARIANTS: dict[str, tuple[str, Settings]] = {
-    "MS-LMN, 2 modules of 30": ("MS-LMN", BASE),
+    "MS-LMN, 3 modules of 20": ("MS-LMN", BASE),
+    "as in the paper: 8 of 8": ("MS-LMN", PAPER),
+    "as in the paper, grown": (INCREMENTAL, replace(PAPER, epochs=3)),
     "without warm-up": ("MS-LMN", replace(BASE, warmup=0)),
     "without contraction": ("MS-LMN", replace(BASE, contract=False)),
     "without either": ("MS-LMN", replace(BASE, warmup=0, contract=False)),
     "without norm": ("MS-LMN", replace(BASE, norm=None)),
     "norm of each module": ("MS-LMN", replace(BASE, norm="module")),
+    "norm of each and the faster": ("MS-LMN", replace(BASE, norm="prefix")),
     'init "leaky"': ("MS-LMN", replace(BASE, init="leaky")),
     'init "xavier"': ("MS-LMN", replace(BASE, init="xavier")),
-    "as in the paper": (
-        "MS-LMN",
-        replace(BASE, init="xavier", norm=None, warmup=0, contract=False, schedule="constant", memory=8, modules=8),
-    ),
-    "dropout 0.3": ("MS-LMN", replace(BASE, dropout=0.3)),
-    "weight decay 1e-5": ("MS-LMN", replace(BASE, weight_decay=1e-5)),
     "constant learning rate": ("MS-LMN", replace(BASE, schedule="constant")),
+    "weight decay 1e-5": ("MS-LMN", replace(BASE, weight_decay=1e-5)),
+    "dropout 0.3": ("MS-LMN", replace(BASE, dropout=0.3)),
+    "30 epochs": ("MS-LMN", replace(BASE, epochs=30)),
+    "30 epochs, dropout 0.3": ("MS-LMN", replace(BASE, epochs=30, dropout=0.3)),
+    "30 epochs, dropout 0.3, decay 1e-5": ("MS-LMN", replace(BASE, epochs=30, dropout=0.3, weight_decay=1e-5)),
     "1 module of 56": ("MS-LMN", replace(BASE, memory=56, modules=1)),
-    "3 modules of 20": ("MS-LMN", replace(BASE, memory=20, modules=3)),
+    "2 modules of 30": ("MS-LMN", replace(BASE, memory=30, modules=2)),
     "4 modules of 16": ("MS-LMN", replace(BASE, memory=16, modules=4)),
     "8 modules of 8": ("MS-LMN", replace(BASE, memory=8, modules=8)),
-    "grown to 3 of 20, 4 epochs each": (INCREMENTAL, replace(GROWN, epochs=4)),
-    "grown, all by the autoencoder": (INCREMENTAL, replace(GROWN, epochs=4, first_module="autoencoder")),
-    "3 modules of 20, norm of each": ("MS-LMN", replace(GROWN)),
-    "CW-RNN, 3 modules of 24": ("CW-RNN", replace(BASE, hidden=24, modules=3)),
+    "grown, 4 epochs a module": (INCREMENTAL, GROWN),
+    "grown, first by the autoencoder too": (INCREMENTAL, replace(GROWN, first_module="autoencoder")),
+    "grown, norm of each module": (INCREMENTAL, replace(GROWN, norm="module")),
+    "grown, 10 epochs a module": (INCREMENTAL, replace(GROWN, epochs=10)),
+    "CW-RNN, 3 modules of 36": ("CW-RNN", replace(BASE, hidden=36)),
     "LSTM, 44 units": ("LSTM", replace(BASE, hidden=44)),
+    "LSTM, dropout 0.3": ("LSTM", replace(BASE, hidden=44, dropout=0.3)),
 }
 
 

@@ -46,6 +46,10 @@ class Cell(nn.Module):
         """Any of the weights: they share dtype and device."""
         raise TypeError("only a cell with weights has one")
 
+    def weights(self) -> ops.Weights:
+        """As the operators take them."""
+        raise TypeError("only a cell with weights has some")
+
     def initial_memory(self, batch: int) -> Tensor:  # (B, G)
         """The learnt initial memory for every row, or zeros."""
         if self.m_0 is not None:
@@ -148,9 +152,11 @@ class MSLMNCell(Cell):
         reverse: bool = False,
         need_hidden: bool = True,
     ) -> ops.Run:
+        return ops.run(x, m, clock, self.weights(), batch_sizes, reverse, need_hidden)
+
+    def weights(self) -> ops.Weights:
         b_m = [] if self.b_m is None else self.b_m.tensors()
-        w = ops.Weights(self.Wxh, self.b_h, self.Wmh.tensors(), self.Whm.tensors(), self.Wmm.tensors(), b_m)
-        return ops.run(x, m, clock, w, batch_sizes, reverse, need_hidden)
+        return ops.Weights(self.Wxh, self.b_h, self.Wmh.tensors(), self.Whm.tensors(), self.Wmm.tensors(), b_m)
 
 
 class ClockworkCell(Cell):
@@ -199,9 +205,11 @@ class ClockworkCell(Cell):
         reverse: bool = False,
         need_hidden: bool = True,
     ) -> ops.Run:
+        return ops.run(x, m, clock, self.weights(), batch_sizes, reverse, need_hidden)
+
+    def weights(self) -> ops.Weights:
         b_h = [] if self.b_h is None else self.b_h.tensors()
-        w = ops.Weights(None, None, [], self.Wxh.tensors(), self.Whh.tensors(), b_h)
-        return ops.run(x, m, clock, w, batch_sizes, reverse, need_hidden)
+        return ops.Weights(None, None, [], self.Wxh.tensors(), self.Whh.tensors(), b_h)
 
 
 def widened(columns: Tensor, directions: int, extra: int) -> Tensor:  # (.., D*G) -> (.., D*(G + extra))

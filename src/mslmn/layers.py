@@ -8,7 +8,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -19,7 +18,6 @@ from torch.nn.utils.rnn import PackedSequence
 from . import checks, ops
 from .cells import INITS, Cell, ClockworkCell, MSLMNCell, largest_singular_values
 from .clock import MAX_MODULES
-from .ops import streams
 
 Device = torch.device | str | int | None
 
@@ -168,25 +166,27 @@ class ClockedLayer(nn.Module):
         clock = start if state is None else state[1]
         last: list[Tensor] = []
 
-        def run(i: int, reverse: bool) -> ops.Run:
-            cell = cast(Cell, self.cells[i])
-            m = cell.initial_memory(B) if state is None else state[0][i]
+        def run(i: int) -> tuple[ops.Run, ...]:
+            """The layer that begins at cell i."""
+            cells = [cast(Cell, self.cells[j]) for j in range(i, i + self.num_directions)]
+            ms = [cell.initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)]
             # The backward direction begins at each sequence's last step, so its clock begins too.
-            begin = start if reverse else clock
-            return cast(ops.Run, cell(x, m, begin, batch_sizes, reverse, need_hidden=hidden is not None))
+            clocks = [clock, start]
+            if self.bidirectional and x.device.type == "cuda":
+                first, second = zip(ms, clocks, [cell.weights() for cell in cells], strict=True)
+                return ops.run_both(x, first, second, batch_sizes, hidden is not None)
+            return tuple(
+                cell(x, ms[d], clocks[d], batch_sizes, d == 1, need_hidden=hidden is not None)
+                for d, cell in enumerate(cells)
+            )
 
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
-            i = layer * self.num_directions
-            runs: Sequence[ops.Run]
-            if self.bidirectional:
-                runs = streams.both(x.device, partial(run, i, False), partial(run, i + 1, True))
-            else:
-                runs = (run(i, False),)
+            runs = run(layer * self.num_directions)
             if hidden is not None:
-                hidden += (r.hidden for r in runs)
-            last += (r.last for r in runs)
+                hidden += [r.hidden for r in runs]
+            last += [r.last for r in runs]
             x = torch.cat([r.memory for r in runs], dim=-1) if self.bidirectional else runs[0].memory
         return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
 

@@ -4,7 +4,7 @@ Dimensions: see layers.py; O outputs. The memory is D * g blocks of M units: dir
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -233,18 +233,45 @@ def _final(state: Any, D: int) -> Tensor:
 
 def _is_slow(encoder: nn.Module, input: PackedSequence) -> bool:
     """On the CPU torch's LSTM takes five times longer for packed sequences than for padded ones."""
-    return isinstance(encoder, nn.LSTM) and not encoder.bidirectional and input.data.device.type == "cpu"
+    return (
+        isinstance(encoder, nn.LSTM)
+        and not (encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size))
+        and input.data.device.type == "cpu"
+    )
 
 
 def _padded_lstm(lstm: nn.Module, input: PackedSequence, last: bool) -> Tensor | PackedSequence:
-    """What the LSTM gives for a packed sequence; one direction never sees the padding before it is cut off again."""
+    """What the LSTM gives for a packed sequence: a direction never sees the padding before it is cut off again."""
     first = bool(lstm.batch_first)
-    padded, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes), first)
+    packed = PackedSequence(input.data, input.batch_sizes)
+    padded, lengths = pad_packed_sequence(packed, first and not lstm.bidirectional)
+    if lstm.bidirectional:
+        return _padded_both(cast(nn.LSTM, lstm), padded, lengths, input, last)
     output: Tensor = lstm(padded)[0]
     if not last:
         return PackedSequence(pack_padded_sequence(output, lengths, first).data, *input[1:])
     rows = torch.arange(len(lengths))
     final = output[rows, lengths - 1] if first else output[lengths - 1, rows]
+    return final if input.unsorted_indices is None else final[input.unsorted_indices]
+
+
+def _padded_both(
+    lstm: nn.LSTM, padded: Tensor, lengths: Tensor, input: PackedSequence, last: bool
+) -> Tensor | PackedSequence:
+    """Both directions of a single layer, (T, B, I), the second one on every sequence turned round."""
+    T, B = padded.shape[:2]
+    zeros = padded.new_zeros(1, B, lstm.hidden_size)
+    steps = torch.arange(T)[:, None]
+    turned = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
+    half = len(lstm._flat_weights) // 2
+    outputs = []
+    for weights, index in ((lstm._flat_weights[:half], None), (lstm._flat_weights[half:], turned)):
+        x = padded if index is None else padded.gather(0, index.expand_as(padded))
+        y = torch._VF.lstm(x, (zeros, zeros), weights, lstm.bias, 1, 0.0, lstm.training, False, False)[0]  # type: ignore[arg-type]
+        outputs.append(y if index is None or last else y.gather(0, index.expand_as(y)))
+    if not last:
+        return PackedSequence(pack_padded_sequence(torch.cat(outputs, -1), lengths).data, *input[1:])
+    final = torch.cat([y[lengths - 1, torch.arange(B)] for y in outputs], -1)
     return final if input.unsorted_indices is None else final[input.unsorted_indices]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import backends, cuda, fused, reference
 from .weights import Weights
 
-__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run"]
+__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run", "run_both"]
 
 
 class Run(NamedTuple):
@@ -39,10 +39,38 @@ def run(
     if m.dtype != dtype:
         m = m.to(dtype)
     if autocast_enabled(x.device.type):
-        stored = torch.get_autocast_dtype(x.device.type) if dtype == torch.float32 and _narrow(x.device) else dtype
+        x = x.to(_stored(x.device, dtype))
         with torch.autocast(x.device.type, enabled=False):
-            return _run(x.to(stored), m, clock, weights, batch_sizes, reverse, need_hidden)
+            return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     return _run(x.to(dtype), m, clock, weights, batch_sizes, reverse, need_hidden)
+
+
+def run_both(
+    x: Tensor,
+    first: tuple[Tensor, Tensor, Weights],  # initial memory, clock and weights, forward in time
+    second: tuple[Tensor, Tensor, Weights],  # backward in time
+    batch_sizes: Tensor | None = None,
+    need_hidden: bool = True,
+) -> tuple[Run, Run]:
+    """Both directions of a layer, at once where that is possible."""
+    dtype = first[2].Wmm[0].dtype
+    plain = dtype in (torch.float32, torch.float64) and first[0].dtype == second[0].dtype == dtype
+    if x.device.type != "cuda" or not plain or torch.compiler.is_compiling() or backends.needs_reference():
+        return (
+            run(x, *first, batch_sizes, False, need_hidden),
+            run(x, *second, batch_sizes, True, need_hidden),
+        )
+    x = x.to(_stored(x.device, dtype) if autocast_enabled("cuda") else dtype)
+    with torch.autocast("cuda", enabled=False):
+        found = fused.run_both(x, first, second, batch_sizes, need_hidden)
+    clockwork = first[2].Wxh is None
+    one, two = (Run(memory, memory if clockwork else hidden, last) for memory, hidden, last in found)
+    return one, two
+
+
+def _stored(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Of inputs and outputs under autocast."""
+    return torch.get_autocast_dtype(device.type) if dtype == torch.float32 and _narrow(device) else dtype
 
 
 def _narrow(device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from . import clocked, cpu, cuda
+from . import clocked, cpu, cuda, streams
 from .backends import choose_for
 from .weights import Weights, unflatten
 
@@ -109,6 +109,30 @@ def _eager(*tensors: Tensor | None) -> bool:
 _PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
+def run_both(
+    x: Tensor,  # (T, B, I), or packed (N, I)
+    first: tuple[Tensor, Tensor, Weights],  # initial memory, clock, weights, forward in time
+    second: tuple[Tensor, Tensor, Weights],  # the same, backward in time
+    batch_sizes: Tensor | None,
+    need_hidden: bool,
+) -> tuple[Results, Results]:
+    """Both directions of a layer: on a CUDA device at once."""
+    (m, clock, weights), (m_2, clock_2, weights_2) = first, second
+    tensors = (x, m, clock, m_2, clock_2, *weights.flat(), *weights_2.flat())
+    if x.device.type != "cuda" or not (_eager(*tensors) and all(map(torch._C._has_storage, tensors))):
+        return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
+    clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
+    if grad:
+        found = _Both.apply(*tensors[:5], batch_sizes, clockwork, bias, *tensors[5:])  # type: ignore[no-untyped-call]
+        return found[:3], found[3:]
+    backend, need_hidden = backend_for(x, m, weights), need_hidden and not clockwork
+    return streams.both(
+        x.device,
+        lambda: backend.forward(x, *first, batch_sizes, False, need_hidden),
+        lambda: backend.forward(x, *second, batch_sizes, True, need_hidden),
+    )
+
+
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
@@ -126,14 +150,7 @@ class _Run(torch.autograd.Function):
         x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
         need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
         clockwork, bias, reverse = ctx.flags
-        # The operator tells those who want a second derivative, and knows how to take many gradients at once.
-        eager = _eager(x, *grads)
-        if eager and not all(g is None or torch._C._has_storage(g) for g in grads):
-            raise RuntimeError(
-                "the fused recurrence cannot take batched gradients (is_grads_batched, jacobian(vectorize=True)); "
-                "use torch.func.jacrev or torch.vmap, or with mslmn.set_backend('reference'): ..."
-            )
-        if torch.is_grad_enabled() or not eager:
+        if _through_operator(x, grads):
             results = run_backward_op(
                 *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
             )
@@ -145,6 +162,68 @@ class _Run(torch.autograd.Function):
         )
         parts = unflatten(gflat, w.sizes) if need_weights else [None] * len(weights)
         return gx if need_x else None, gm, None, None, None, None, None, *parts
+
+
+def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
+    """Whether a backward pass goes through the operator, which tells those who want a second derivative, and knows how
+    to take many gradients at once."""
+    eager = _eager(x, *grads)
+    if eager and not all(g is None or torch._C._has_storage(g) for g in grads):
+        raise RuntimeError(
+            "the fused recurrence cannot take batched gradients (is_grads_batched, jacobian(vectorize=True)); "
+            "use torch.func.jacrev or torch.vmap, or with mslmn.set_backend('reference'): ..."
+        )
+    return torch.is_grad_enabled() or not eager
+
+
+class _Both(torch.autograd.Function):
+    """Both directions as one node of the graph: what runs on a stream beside it is its own affair, and gradients are
+    accumulated where parameters are used."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+        x, m, clock, m_2, clock_2, batch_sizes, clockwork, bias, *weights = args
+        half = len(weights) // 2
+        w, w_2 = (Weights.from_flat(part, clockwork, bias) for part in (weights[:half], weights[half:]))
+        ctx.backend = backend = backend_for(x, m, w)
+        one, two = streams.both(
+            x.device,
+            lambda: backend.forward(x, m, clock, w, batch_sizes, False, not clockwork),
+            lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, not clockwork),
+        )
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *weights)
+        ctx.flags = (clockwork, bias)
+        ctx.set_materialize_grads(False)
+        return *one, *two
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *weights = ctx.saved_tensors
+        need_x, need_weights, half = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:]), len(weights) // 2
+        first = (m, clock, weights[:half], False, memory, hidden, grads[:3])
+        second = (m_2, clock_2, weights[half:], True, memory_2, hidden_2, grads[3:])
+        wanted = need_x, need_weights
+        if _through_operator(x, grads):
+            flags = ctx.flags
+            found = [
+                run_backward_op(x, m, clock, w, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
+                for m, clock, w, reverse, memory, hidden, g in (first, second)
+            ]
+        else:
+
+            def back(m: Tensor, clock: Tensor, flat: list[Tensor], *rest: Any) -> Results:
+                reverse, memory, hidden, g = rest
+                w = Weights.from_flat(flat, *ctx.flags)
+                backend: Backend = ctx.backend
+                return backend.backward(
+                    x, m, clock, w, batch_sizes, reverse, memory, hidden, g[0], g[1], g[2], need_x, need_weights
+                )
+
+            found = [*streams.both(x.device, lambda: back(*first), lambda: back(*second))]
+        (gx, gm, ones), (gx_2, gm_2, twos) = (
+            _separate(results, part[2], *wanted) for results, part in zip(found, (first, second), strict=True)
+        )
+        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, *ones, *twos  # type: ignore[operator]
 
 
 # `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 OPTIONS = ("--std=c++17", "-default-device")
+DIGEST = hashlib.sha256().digest_size  # bytes in front of what is kept
 
 
 @lru_cache
@@ -66,14 +67,17 @@ def compiled(source: str, capability: tuple[int, int]) -> bytes:
     name = hashlib.sha256("\0".join([*map(str, version()), *options, source]).encode()).hexdigest()
     path = cache_folder() / f"{name}.cubin"
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
+        digest, code = content[:DIGEST], content[DIGEST:]
+        if hashlib.sha256(code).digest() == digest:  # else the file is damaged
+            return code
     except OSError:
         pass
     code = compile_source(source, options)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(code)
+        temporary.write_bytes(hashlib.sha256(code).digest() + code)
         temporary.replace(path)
     except OSError:  # a read-only home, a full disk: compiled again next time
         with contextlib.suppress(OSError):

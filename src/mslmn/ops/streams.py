@@ -1,4 +1,5 @@
-"""Two passes at once: on a CUDA device the second has a stream of its own, and autograd takes it back there."""
+"""Two passes at once: on a CUDA device the second has a stream of its own. Autograd must not see it: for use inside of
+its functions."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -11,9 +12,7 @@ Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
 
 def both(device: torch.device, first: Callable[[], Tensors], second: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
-    """What both return; on the CPU one after the other."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
-        return first(), second()
+    """What both return."""
     current, side = torch.cuda.current_stream(device), _side(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
