@@ -99,10 +99,10 @@ def test_a_packed_batch_equals_its_sequences_one_by_one(kind, lengths, bidirecti
 @kinds
 def test_sorted_and_unsorted_packing_agree(kind):
     layer = make(kind, bidirectional=True)
-    x, lengths = torch.randn(9, 4, 2, dtype=F64), torch.tensor([9, 7, 7, 2])
+    x, lengths = torch.randn(9, 4, 2, dtype=F64), torch.tensor([9, 7, 7, 2], device="cpu")
     order = torch.tensor([2, 0, 3, 1])
     a, a_end = layer(pack_padded_sequence(x, lengths))
-    b, b_end = layer(pack_padded_sequence(x[:, order], lengths[order], enforce_sorted=False))
+    b, b_end = layer(pack_padded_sequence(x[:, order], lengths[order.cpu()], enforce_sorted=False))
     close(pad_packed_sequence(a)[0][:, order], pad_packed_sequence(b)[0])
     close(a_end.memory[:, order], b_end.memory)
     assert torch.equal(a_end.clock[order], b_end.clock)

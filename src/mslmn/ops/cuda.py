@@ -144,10 +144,7 @@ def backward(
         kernels = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device)
         packed = kernels.pack(flat, sizes, m)
         batch = _batch(x, B, clock, batch_sizes, reverse)
-        counts = [N, *((N >> j) + 2 * B for j in range(1, g))]  # records of each module
-        widths = [0, *(H + (j + 2) * M for j in range(1, g))]
-        record_at = list(accumulate((n * w for n, w in zip(counts, widths, strict=True)), initial=0))
-        record_of_at = list(accumulate([0, *counts[1:]], initial=0))
+        counts, record_at, record_of_at = _records(sizes, N, B)
         gbias = m.new_empty(B, H + g * M)
         left = x.new_empty(N, H + M) if need_weights or (need_x and H) else None
         ga = x.new_empty(N, g * M) if need_x and H == 0 else None
@@ -175,6 +172,16 @@ def backward(
             if kernels.projected and H:
                 torch.mm(left[:, :H].to(m.dtype).T, x.view(N, I).to(m.dtype), out=gflat[: H * I].view(H, I))  # type: ignore[index]
     return gx, gm, gflat
+
+
+@lru_cache(maxsize=256)
+def _records(sizes: Sizes, N: int, B: int) -> tuple[list[int], list[int], list[int]]:
+    """How many records each module has at most, where the first one of each lies, and where it is told whose they are."""
+    _, H, M, g, _ = sizes
+    counts = [N, *((N >> j) + 2 * B for j in range(1, g))]
+    widths = [0, *(H + (j + 2) * M for j in range(1, g))]
+    record_at = list(accumulate((n * w for n, w in zip(counts, widths, strict=True)), initial=0))
+    return counts, record_at, list(accumulate([0, *counts[1:]], initial=0))
 
 
 def _projected(x: Tensor, weights: Weights) -> Tensor:

@@ -38,7 +38,12 @@ def check_batch(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> None:
 def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights, sizes: Sizes) -> list[Tensor]:
     """The weights, one by one, where all that the kernels read is there. x may have another dtype than the rest."""
     flat = w.flat()
-    if list(map(Tensor.numel, flat)) != numels(sizes) or set(map(_kind, flat)) != {_kind(m)}:
+    n = len(flat)
+    if (  # lists compare much faster than sets are made
+        list(map(Tensor.numel, flat)) != numels(sizes)
+        or list(map(_dtype, flat)) != [m.dtype] * n
+        or list(map(_device, flat)) != [m.device] * n
+    ):
         expected = shapes(sizes)
         for i, (t, shape) in enumerate(zip(flat, expected, strict=False)):
             expect(f"weight {i} of {len(expected)}", t, shape, m.dtype, x)
@@ -84,4 +89,4 @@ def _place(t: Tensor) -> str:
     return "the cpu" if t.device.type == "cpu" else str(t.device)
 
 
-_kind = attrgetter("dtype", "device")
+_dtype, _device = attrgetter("dtype"), attrgetter("device")

@@ -123,7 +123,7 @@ def run_both(
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     if grad:
-        found = _Both.apply(*tensors[:5], batch_sizes, clockwork, bias, *tensors[5:])  # type: ignore[no-untyped-call]
+        found = _apply_both(*tensors[:5], batch_sizes, clockwork, bias, *tensors[5:])  # type: ignore[no-untyped-call]
         return found[:3], found[3:]
     backend, need_hidden = backend_for(x, m, weights), need_hidden and not clockwork
     return streams.both(
@@ -209,25 +209,28 @@ class _Both(torch.autograd.Function):
                 run_backward_op(x, m, clock, w, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
                 for m, clock, w, reverse, memory, hidden, g in (first, second)
             ]
+            parts = [_separate(one, two[2], *wanted)[2] for one, two in zip(found, (first, second), strict=True)]
         else:
+            ws = [Weights.from_flat(part, *ctx.flags) for part in (weights[:half], weights[half:])]
+            backend: Backend = ctx.backend
 
-            def back(m: Tensor, clock: Tensor, flat: list[Tensor], *rest: Any) -> Results:
-                reverse, memory, hidden, g = rest
-                w = Weights.from_flat(flat, *ctx.flags)
-                backend: Backend = ctx.backend
+            def back(d: int, m: Tensor, clock: Tensor, _: Any, reverse: bool, *rest: Any) -> Results:
+                memory, hidden, g = rest
                 return backend.backward(
-                    x, m, clock, w, batch_sizes, reverse, memory, hidden, g[0], g[1], g[2], need_x, need_weights
+                    x, m, clock, ws[d], batch_sizes, reverse, memory, hidden, g[0], g[1], g[2], need_x, need_weights
                 )
 
-            found = [*streams.both(x.device, lambda: back(*first), lambda: back(*second))]
-        (gx, gm, ones), (gx_2, gm_2, twos) = (
-            _separate(results, part[2], *wanted) for results, part in zip(found, (first, second), strict=True)
-        )
-        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, *ones, *twos  # type: ignore[operator]
+            found = [*streams.both(x.device, lambda: back(0, *first), lambda: back(1, *second))]
+            parts = [
+                unflatten(g[2], w.sizes) if need_weights else [None] * half for g, w in zip(found, ws, strict=True)
+            ]
+        (gx, gm, _), (gx_2, gm_2, _) = found
+        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, *parts[0], *parts[1]
 
 
 # `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.
 _apply = super(torch.autograd.Function, _Run).apply
+_apply_both = super(torch.autograd.Function, _Both).apply
 
 
 def _separate(
