@@ -176,7 +176,7 @@ def backward(
 
 @lru_cache(maxsize=256)
 def _records(sizes: Sizes, N: int, B: int) -> tuple[list[int], list[int], list[int]]:
-    """How many records each module has at most, where the first one of each lies, and where it is told whose they are."""
+    """How many records each module has at most, where the first of each lies, and where it is told whose they are."""
     _, H, M, g, _ = sizes
     counts = [N, *((N >> j) + 2 * B for j in range(1, g))]
     widths = [0, *(H + (j + 2) * M for j in range(1, g))]

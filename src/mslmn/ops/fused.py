@@ -209,7 +209,9 @@ class _Both(torch.autograd.Function):
                 run_backward_op(x, m, clock, w, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
                 for m, clock, w, reverse, memory, hidden, g in (first, second)
             ]
-            parts = [_separate(one, two[2], *wanted)[2] for one, two in zip(found, (first, second), strict=True)]
+            parts: list[Any] = [
+                _separate(one, two[2], *wanted)[2] for one, two in zip(found, (first, second), strict=True)
+            ]
         else:
             ws = [Weights.from_flat(part, *ctx.flags) for part in (weights[:half], weights[half:])]
             backend: Backend = ctx.backend
