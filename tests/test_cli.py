@@ -303,6 +303,14 @@ def test_handwriting_is_read_from_what_prepare_wrote_and_told_epoch_by_epoch(tmp
     assert "synthetic lines, seed 0, offsets" in lines(result) and (tmp_path / "out" / "report.html").exists()
 
 
+def test_with_all_experiments_what_was_prepared_are_words(tiny, tmp_path, monkeypatch):
+    spoken.keep(tmp_path / "words.npz", made_up())
+    seen = []
+    monkeypatch.setattr(jobs, "execute", lambda tasks, **options: seen.extend(tasks) or [])
+    quick(tmp_path / "out", "--prepared", str(tmp_path / "words.npz"), "--models", "LMN", "--seeds", "1", what="all")
+    assert [task.folder.name for task in seen if task.job.experiment == "handwriting"] == ["lmn-lines5-seed0"]
+
+
 def test_seeds_budgets_and_splits_are_runs(tiny, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(jobs, "execute", lambda tasks, **options: seen.extend(tasks) or [])
@@ -357,6 +365,9 @@ def test_a_run_that_fails_is_named_and_the_rest_is_reported(tiny, tmp_path, monk
         ("handwriting --iam-ondb x --lines 5", "--iam-ondb has its own lines; leave out --pendigits, --lines"),
         ("handwriting --prepared {folder}/text.txt", "text.txt cannot be read as prepared data"),
         ("handwriting --prepared x.npz --lines 5", "--prepared has its lines and features already; leave out"),
+        ("generation --lines 7", "--lines is not for generation; leave it out"),
+        ("words --iam-ondb x --offset 1", "--offset is not for words; leave it out"),
+        ("handwriting --timit x --splits 2", "--timit, --splits is not for handwriting; leave it out"),
         ("handwriting --models RNN", "there is no model rnn here; choose of LSTM, CW-RNN, LMN, MS-LMN, incremental"),
         ("words --prepared x.npz --timit y", "--prepared has the words already; leave out --timit and --words"),
     ],

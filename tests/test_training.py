@@ -538,3 +538,13 @@ def test_no_data_is_an_error():
         run(data=(0, 12))
     with pytest.raises(TypeError, match="wrap your encoder"):
         run(net=nn.LSTM(2, 3))
+
+
+def test_a_norm_of_all_modules_is_refused_before_a_stage_is_trained():
+    model = SequenceModel(MSLMN(2, 4, 3, num_modules=1), 2, norm="layer")
+    data = [(torch.randn(5, 2), torch.tensor(0))]
+    with pytest.raises(
+        ValueError, match=r"norm='layer' .* cannot grow; build it with norm='prefix' or 'module', or train"
+    ):
+        fit(model, data, data, CrossEntropy(), plan=Plan(epochs=1), progress=False)
+    fit(model, data, data, CrossEntropy(), plan=Plan(epochs=1, grow="never"), progress=False)

@@ -200,12 +200,14 @@ def reproduce(
     out: Out = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
     models: Annotated[str | None, typer.Option(help="Only these, separated by commas: MS-LMN,LSTM.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The first one.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first run of each model; data do not depend on it.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each model, with different seeds.")] = None,
     budgets: Annotated[str | None, typer.Option(help="Generation: parameters, of 100,250,500,1000.")] = None,
-    splits: Annotated[int, typer.Option(min=1, max=10, help="Words: how many of the ten splits.")] = 1,
+    splits: Annotated[int | None, typer.Option(min=1, max=10, help="Words: how many of the ten splits.")] = None,
     audio: Annotated[Path | None, typer.Option(help="Generation: a recording, in place of the embedded one.")] = None,
-    offset: Annotated[float, typer.Option(help="Generation: seconds from the start of the recording.")] = 0.5,
+    offset: Annotated[
+        float | None, typer.Option(help="Generation: seconds from the start of the recording, 0.5 by default.")
+    ] = None,
     timit: Timit = None,
     words: WordList = None,
     iam_ondb: IamOndb = None,
@@ -240,6 +242,15 @@ def reproduce(
         _check_folder(out, resume)
         _check_device(device)
         every = experiment is Experiment.all
+        pen_options = {"iam-ondb": iam_ondb, "pendigits": pendigits, "lines": lines, "features": features}
+        of_others: dict[str, dict[str, object]] = {
+            "generation": {"audio": audio, "offset": offset, "budgets": budgets},
+            "words": {"timit": timit, "words": words, "splits": splits},
+            "handwriting": {**pen_options, "alphabet": alphabet},
+        }
+        for name, options in of_others.items():
+            if not every and experiment.value != name:
+                _check_unused(experiment.value, **options)
         generators, classifiers, readers = (
             _models(models, known, every) if every or experiment.value == name else ()
             for name, known in (
@@ -250,12 +261,13 @@ def reproduce(
         )
         # before anything is written
         clips = _words(timit, words, prepared) if classifiers else None
+        own = None if every else prepared  # with all experiments, what was prepared are words
+        source = iam_ondb or pendigits or own
         written = (
             _handwriting(
-                *(iam_ondb, pendigits, None if every else prepared),
-                lines=lines or (None if iam_ondb or pendigits or prepared else handwriting.LINES[preset.value]),
-                features=features
-                or (None if prepared and not every else FeatureKind(handwriting.FEATURES[preset.value])),
+                *(iam_ondb, pendigits, own),
+                lines=lines or (None if source else handwriting.LINES[preset.value]),
+                features=features or (None if own else FeatureKind(handwriting.FEATURES[preset.value])),
                 alphabet=alphabet,
                 words=handwriting.WORDS[preset.value],
             )
@@ -273,7 +285,7 @@ def reproduce(
                 seeds=seeds,
                 epochs=epochs,
                 recording=audio,
-                offset=offset,
+                **({} if offset is None else {"offset": offset}),
             )
         if clips is not None:
             tasks += spoken_words.tasks(
@@ -281,7 +293,7 @@ def reproduce(
                 preset.value,
                 clips,
                 models=classifiers,
-                splits=splits,
+                splits=splits or 1,
                 seed=seed,
                 seeds=seeds,
                 epochs=epochs,
@@ -360,7 +372,7 @@ def prepare(
     with _told(console):
         if what is Preparable.words:
             _check_unused(
-                what,
+                what.value,
                 iam_ondb=iam_ondb,
                 pendigits=pendigits,
                 lines=lines,
@@ -370,7 +382,7 @@ def prepare(
             )
             message = _prepare_words(out, timit, words)
         else:
-            _check_unused(what, timit=timit, words=words)
+            _check_unused(what.value, timit=timit, words=words)
             message = _prepare_handwriting(out, iam_ondb, pendigits, lines, seed, features, alphabet)
     console.print(f"wrote {out}: {message}", markup=False, soft_wrap=True)
 
@@ -427,9 +439,12 @@ def _handwriting(
         raise ValueError("--iam-ondb has its own lines; leave out --pendigits, --lines and --seed")
     default = AlphabetKind.paper
     if iam_ondb is not None:
-        found, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb}"
+        found, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb.resolve().name}"
     elif pendigits is not None:
-        found, name = digits.lines(pendigits, lines, seed or 0), f"strings of digits of {pendigits}, seed {seed or 0}"
+        found, name = (
+            digits.lines(pendigits, lines, seed or 0),
+            f"strings of digits of {pendigits.resolve().name}, seed {seed or 0}",
+        )
         default = AlphabetKind.all
     else:
         found, name = writer.lines(lines or 1000, seed or 0, words), f"synthetic lines, seed {seed or 0}"
@@ -438,10 +453,10 @@ def _handwriting(
     )
 
 
-def _check_unused(what: Preparable, **options: object) -> None:
+def _check_unused(what: str, **options: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if given:
-        raise ValueError(f"{', '.join(given)} is not for {what.value}; leave it out")
+        raise ValueError(f"{', '.join(given)} is not for {what}; leave it out")
 
 
 class Searchable(StrEnum):

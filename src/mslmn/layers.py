@@ -172,7 +172,8 @@ class ClockedLayer(nn.Module):
             ms = [cell.initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)]
             # The backward direction begins at each sequence's last step, so its clock begins too.
             clocks = [clock, start]
-            if self.bidirectional and x.device.type == "cuda":
+            hooked = any(cell._forward_hooks or cell._forward_pre_hooks for cell in cells)
+            if self.bidirectional and x.device.type == "cuda" and not hooked:
                 first, second = zip(ms, clocks, [cell.weights() for cell in cells], strict=True)
                 return ops.run_both(x, first, second, batch_sizes, hidden is not None)
             return tuple(
@@ -320,8 +321,8 @@ class MSLMN(ClockedLayer):
     def contract(self) -> None:
         """Divide ``Wmm[k->k]`` of each module by its largest singular value, where that is above 1.
 
-        Then a module by itself never explodes: ``|Wmm[k->k] m| <= |m|``, as of the autoencoder's B. Training may break
-        that at any step; call this after each. Where the singular value is not above 1, nothing changes.
+        Then a module by itself does not explode: ``|Wmm[k->k] m| <= |m|``, to a percent, as of the autoencoder's B.
+        Training may break that at any step; call this after each. Where no singular value is above 1, nothing changes.
         """
         blocks = [block for cell in cast(Iterable[MSLMNCell], self.cells) for block in cell.own_blocks()]
         factors = largest_singular_values(torch.stack(blocks)).clamp_min(1)

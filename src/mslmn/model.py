@@ -250,7 +250,7 @@ def _padded_lstm(lstm: nn.Module, input: PackedSequence, last: bool) -> Tensor |
     output: Tensor = lstm(padded)[0]
     if not last:
         return PackedSequence(pack_padded_sequence(output, lengths, first).data, *input[1:])
-    rows = torch.arange(len(lengths))
+    rows = torch.arange(len(lengths), device=lengths.device)
     final = output[rows, lengths - 1] if first else output[lengths - 1, rows]
     return final if input.unsorted_indices is None else final[input.unsorted_indices]
 
@@ -261,7 +261,7 @@ def _padded_both(
     """Both directions of a single layer, (T, B, I), the second one on every sequence turned round."""
     T, B = padded.shape[:2]
     zeros = padded.new_zeros(1, B, lstm.hidden_size)
-    steps = torch.arange(T)[:, None]
+    steps = torch.arange(T, device=lengths.device)[:, None]
     turned = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
     half = len(lstm._flat_weights) // 2
     outputs = []
@@ -271,7 +271,7 @@ def _padded_both(
         outputs.append(y if index is None or last else y.gather(0, index.expand_as(y)))
     if not last:
         return PackedSequence(pack_padded_sequence(torch.cat(outputs, -1), lengths).data, *input[1:])
-    final = torch.cat([y[lengths - 1, torch.arange(B)] for y in outputs], -1)
+    final = torch.cat([y[lengths - 1, torch.arange(B, device=lengths.device)] for y in outputs], -1)
     return final if input.unsorted_indices is None else final[input.unsorted_indices]
 
 

@@ -29,7 +29,7 @@ from .cells import widened
 from .checkpoint import CheckpointError
 from .data import buckets
 from .layers import MSLMN
-from .model import SequenceModel
+from .model import MemoryNorm, SequenceModel
 from .objectives import Objective
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
@@ -150,7 +150,8 @@ def fit(
         progress: show bars and a line for each stage.
         device: a GPU if there is one, by default.
 
-    Under ``torchrun`` each process takes its part of each batch, and the result is that of one process, to rounding.
+    Under ``torchrun`` each process takes its part of each batch, and the result is that of one process, to rounding,
+    but for dropout, which draws its own numbers in each.
     """
     plan = plan or Plan()
     if folder is None:
@@ -181,6 +182,11 @@ class _Run:
         if plan.balance and any(torch.as_tensor(target).dim() for _, target in train):
             raise ValueError("balance needs a class number for each training sequence, got other targets; leave it out")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
+        if self._grows and isinstance(model.norm, MemoryNorm):  # not after a whole stage
+            raise ValueError(
+                "norm='layer' normalises all modules together, so the model cannot grow; build it with norm='prefix' "
+                "or 'module', or train it under Plan(grow='never')"
+            )
         _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1
@@ -443,7 +449,9 @@ class _Run:
         return self.train.batches(self.plan.batch_size, self.rank, self.world)
 
     def _seed(self, epoch: int) -> None:
-        torch.manual_seed(derive(self.plan.seed, self.state.stage, epoch))
+        """Of an epoch, in which each process drops other values; of growth, epoch -1, which is the same in all."""
+        own = [self.rank] if self.rank and epoch >= 0 else []
+        torch.manual_seed(derive(self.plan.seed, self.state.stage, epoch, *own))
 
     def _result(self) -> Result:
         state = self.state
@@ -754,7 +762,8 @@ def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def _without_modules(description: dict[str, Any]) -> dict[str, Any]:
     encoder = description["encoder"]
     config = {k: v for k, v in encoder["config"].items() if k != "num_modules"}
-    return {**description, "encoder": {**encoder, "config": config}}
+    whole = {"dropout": 0.0, **description["config"]}  # runs from before it was there
+    return {**description, "config": whole, "encoder": {**encoder, "config": config}}
 
 
 def _csv(history: list[dict[str, Any]], header: bool = True) -> str:

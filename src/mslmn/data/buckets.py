@@ -41,4 +41,4 @@ class LengthBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         (state,) = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1, np.uint64)
-        return iter(batches(self.lengths, self.batch_size, torch.Generator().manual_seed(int(state >> 1))))
+        return iter(batches(self.lengths, self.batch_size, torch.Generator().manual_seed(int(state) >> 1)))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ def _check_same(task: Task) -> None:
     if not task.done:
         return
     found, job = records.read(task.folder), task.job
-    settings = {key: found.settings.get(key) for key in job.settings.as_dict()}
+    defaults = {field.name: field.default for field in fields(Settings)}  # of what came later than the result
+    settings = {key: found.settings.get(key, defaults[key]) for key in job.settings.as_dict()}
     if (found.preset, found.model, settings) != (job.preset, job.model, job.settings.as_dict()):
         raise ValueError(
             f"{task.folder} has a result of preset {found.preset!r} with other settings; choose another --out"

@@ -76,7 +76,8 @@ def why_not_these(sizes: Sizes, real: torch.dtype, value: torch.dtype, index: in
     if real not in (torch.float32, torch.float64) or value not in NAMES or value.itemsize > real.itemsize:
         return f"they compute float32 and float64, not {real} with inputs of {value}"
     device = device_of(index)
-    if any(choose(part, sizes, real, value, 1, device) is None for part in CARRIERS):
+    products = Products.of(sizes, _projects(sizes)).shared(real)
+    if products > device.shared or any(choose(part, sizes, real, value, 1, device) is None for part in CARRIERS):
         return f"the state of a sequence does not fit the {device.shared} bytes of shared memory that a block can have"
     return None
 
@@ -161,7 +162,8 @@ def backward(
             torch.mm(factor, inputs.to(x.dtype), out=gx.view(N, I))  # type: ignore[arg-type]
         if need_weights:
             products = kernels.products
-            chunk = max(32, -(-N // (WAVES * device_of(x.device.index).processors)))
+            processors = device_of(x.device.index).processors
+            chunk = max(32, -(-N // max(1, WAVES * processors // products.columns)))  # columns are blocks too
             chunks = [-(-n // chunk) for n in counts]
             sums = m.new_empty(sum(n * outputs for n, outputs in zip(chunks, products.outputs, strict=True)))
             factors = map(_address, (x, memory, hidden if H else None, left, left_of, m, records, record_of))
@@ -354,7 +356,7 @@ def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse
 
 
 _packings: dict[tuple[bytes, torch.device], Tensor] = {}
-_captured: list[Tensor] = []  # what CUDA graphs read, for as long as they may
+_captured: dict[int, Tensor] = {}  # what CUDA graphs read, for as long as they may
 PACKINGS = 16
 _packing = threading.Lock()
 
@@ -368,7 +370,10 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     sizes = batch_sizes.to("cpu", torch.int64)
     key = sizes.numpy().tobytes(), device
     with _packing:  # autograd's threads ask too
-        return _kept(key, sizes, device)
+        found = _kept(key, sizes, device)
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        found.record_stream(torch.cuda.current_stream(device))  # it may be another's than the one that made it
+    return found
 
 
 def _kept(key: tuple[bytes, torch.device], sizes: Tensor, device: torch.device) -> Tensor:
@@ -383,7 +388,7 @@ def _kept(key: tuple[bytes, torch.device], sizes: Tensor, device: torch.device) 
             del _packings[next(iter(_packings))]
     _packings[key] = found
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(found)
+        _captured[id(found)] = found
     return found
 
 

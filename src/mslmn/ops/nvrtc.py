@@ -57,8 +57,14 @@ def shared_memory(index: int) -> int:
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: ``MSLMN_CACHE``, or ``mslmn`` in the user's folder for caches."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MSLMN_CACHE") or Path(home) / "mslmn")
+    if chosen := os.environ.get("MSLMN_CACHE"):
+        return Path(chosen)
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "mslmn"
+    try:
+        return Path.home() / ".cache" / "mslmn"
+    except RuntimeError:  # a user without a home, as in some containers: nothing is kept
+        return Path(os.devnull) / "mslmn"
 
 
 def compiled(source: str, capability: tuple[int, int]) -> bytes:

@@ -546,7 +546,9 @@ def _modules(record: Record) -> Cell:
     known = np.isfinite(counts)
     if "modules" not in record.sizes or not known.any():
         return Cell(MISSING)
-    best = int(counts[known][np.argmin(np.where(np.isfinite(losses), losses, np.inf)[known])])
+    best = record.settings.get("best_modules")  # it may be that of growth, before any epoch
+    if not isinstance(best, int):
+        best = int(counts[known][np.argmin(np.where(np.isfinite(losses), losses, np.inf)[known])])
     last = int(counts[known][-1])
     text = f"{best}" if best == last else f"{best} (grew to {last})"
     return Cell(text, {"chosen": best, "grown": last})
