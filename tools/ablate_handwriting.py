@@ -69,13 +69,15 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
 }
 
 
-def run(data: Path, folder: Path, name: str, seed: int) -> dict[str, object]:
+def run(data: Path, folder: Path, name: str, seed: int, epochs: int | None) -> dict[str, object]:
     path = folder / f"{list(VARIANTS).index(name):02}-{seed}.json"
     if path.exists():
         found: dict[str, object] = json.loads(path.read_text())
         return found
     torch.set_num_threads(1)
     model, settings = VARIANTS[name]
+    if epochs is not None and settings.epochs == BASE.epochs:
+        settings = replace(settings, epochs=epochs)
     result = fitted(model, settings, pen.load(data), seed, None, None)
     accuracies = [row["character_accuracy"] for row in result.history]
     found = {
@@ -95,13 +97,14 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="a folder for what is done")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", help="variants whose name has this")
+    parser.add_argument("--only", action="append", help="variants whose name has this; repeat the option")
+    parser.add_argument("--epochs", type=int, help="in place of 12, for those that have 12")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in VARIANTS if not options.only or options.only in name]
+    names = [name for name in VARIANTS if not options.only or any(part in name for part in options.only)]
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = {
-            (name, seed): pool.submit(run, options.data, options.out, name, seed)
+            (name, seed): pool.submit(run, options.data, options.out, name, seed, options.epochs)
             for seed in range(options.seeds)
             for name in names
         }
