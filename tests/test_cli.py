@@ -301,6 +301,9 @@ def test_handwriting_is_read_from_what_prepare_wrote_and_told_epoch_by_epoch(tmp
     assert result.exit_code == 0, result.output
     assert lines(result).count("ms-lmn-lines5-seed0: stage 0, epoch ") == 2
     assert "synthetic lines, seed 0, offsets" in lines(result) and (tmp_path / "out" / "report.html").exists()
+    assert "note:" not in result.output
+    other = quick(tmp_path / "b", "--preset", "paper", *options[2:], what="handwriting")
+    assert "note: the pen's features are offsets; preset paper was made for absolute (--features)" in lines(other)
 
 
 def test_with_all_experiments_what_was_prepared_are_words(tiny, tmp_path, monkeypatch):

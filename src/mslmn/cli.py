@@ -274,6 +274,12 @@ def reproduce(
             if readers
             else None
         )
+        if written is not None and written.kind != handwriting.FEATURES[preset.value]:
+            console.print(
+                f"note: the pen's features are {written.kind}; preset {preset.value} was made for "
+                f"{handwriting.FEATURES[preset.value]} (--features)",
+                soft_wrap=True,
+            )
         tasks = []
         if generators:
             tasks += generation.tasks(
