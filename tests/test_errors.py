@@ -73,7 +73,11 @@ OPTIONS = {
     "batch_first": ("yes", TypeError, "batch_first must be True or False, got 'yes'"),
     "bidirectional": (None, TypeError, "bidirectional must be True or False, got None"),
     "learn_initial_state": (0, TypeError, "learn_initial_state must be True or False, got 0"),
-    "init": ("orthogonal", ValueError, "init must be one of 'leaky', 'xavier', got 'orthogonal'; choose one of them"),
+    "init": (
+        "orthogonal",
+        ValueError,
+        "init must be one of 'leaky', 'fan-in', 'xavier', got 'orthogonal'; choose one of them",
+    ),
     "dtype": (torch.int64, TypeError, "dtype must be a real floating type, got torch.int64"),
 }
 SIZES = {

@@ -65,10 +65,10 @@ def owners(steps: int, emissions: list[Emission]) -> NDArray[np.int64]:
 
 def shades(emissions: list[Emission]) -> list[str]:
     """The colour of each emission. Two that follow each other, spaces apart, never look the same."""
-    found, turn = [], 0
+    found, turn = [], False
     for emission in emissions:
-        found.append((RIGHT if emission.right else WRONG)[turn % 2])
-        turn += emission.character != " "
+        found.append((RIGHT if emission.right else WRONG)[turn])
+        turn ^= emission.character != " "
     return found
 
 
