@@ -26,7 +26,7 @@ FP32_BOUND = 1e-5  # of the norm of each tensor
 BF16_BOUND = 3e-2
 DRAWS = 10  # at most, to find one that float32 can compute
 REPLAY_BOUND = 1e-2  # sums may be taken in another order; what is not captured is far off
-LEAST_CAPTURED = 13  # units: replaying smaller LSTMs ended in an illegal instruction (cuDNN 9)
+LEAST_CAPTURED = 13  # units; see docs/performance.md
 LEAST_SECONDS = 5e-3  # of one measurement
 SIDE = 8192  # of the square matrices that are copied and multiplied, 268 MB each
 
