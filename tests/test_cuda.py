@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -239,12 +240,13 @@ def test_emulated_kernels_agree_where_gradients_are_missing_or_not_wanted(emulat
 
 
 @needs_gpp
+@pytest.mark.parametrize("T", [13, 3])  # 3: fewer steps than are fetched ahead
 @pytest.mark.parametrize(("low", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
-def test_emulated_kernels_store_half_and_compute_whole(emulate, low, tolerance):
+def test_emulated_kernels_store_half_and_compute_whole(emulate, low, tolerance, T):
     """Rows of an odd number of 16-bit values begin in the middle of a word; the state is never rounded."""
     emulate()
     for sizes in (Sizes(3, 21, 5, 3, True), Sizes(3, 0, 5, 3, True)):
-        given = problem(sizes, dtype=F32, value=low)
+        given = problem(sizes, T, dtype=F32, value=low)
         ours = both_passes(cuda, given, False)
         expected = both_passes(clocked, (given[0].float(), *given[1:]), False)
         assert [t.dtype for t in ours] == [low, low, F32, low, F32, F32]
@@ -476,6 +478,37 @@ def test_autocast_stores_half_and_computes_whole(gpu, kind, low, tolerance):
     for p, g in zip(layer.parameters(), grads, strict=True):
         assert p.grad.dtype == F32
         assert (p.grad - g).norm() <= 2 * tolerance * g.norm()
+
+
+@pytest.mark.gpu
+def test_short_sequences_stored_in_half(gpu):
+    """Fewer steps than the kernels fetch ahead: what lies behind the last one must not be believed."""
+    layer = MSLMN(2, 4, 3, 3, device=gpu)
+    for T in range(1, 12):
+        x = torch.randn(T, 3, 2, device=gpu).bfloat16()
+        expected = layer(x.float())[0]
+        for _ in range(50):  # shared memory holds what others left there
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                output = layer(x)[0]
+            output.sum().backward()
+        torch.testing.assert_close(output.float(), expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_no_context_yet(gpu):
+    """As autograd's may be: the first thing that it does on the GPU is a backward pass."""
+    cuda._kernels_of.cache_clear()
+    layer, x = MSLMN(2, 5, 3, 2, device=gpu), torch.randn(6, 3, 2, device=gpu)
+    (weights,) = [cell.weights() for cell in layer.cells]
+    m, clock = x.new_zeros(3, 6), torch.zeros(3, dtype=torch.int64, device=gpu)
+    with torch.no_grad():
+        memory, hidden, _ = cuda.forward(x, m, clock, weights, None, False, True)
+        given = (x, m, clock, weights, None, False, memory, hidden, torch.ones_like(memory), None, None, True, True)
+        expected = [t.clone() for t in cuda.backward(*given)]
+    cuda._kernels_of.cache_clear()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(cuda.backward, *given).result()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.gpu

@@ -419,10 +419,9 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
         Walk at(of, 0, 1);
         auto fetch_step = [&] {
             const int slot = at.s & (AHEAD - 1);
-            if (WIDTH && at.s < of.length) {
-                fetch<WIDTH>(ring + slot * SLOT, a.x + at.row * WIDTH, lane);
-                if (sizeof(value) == 2 && lane == 0) odd[slot] = oddness(a.x + at.row * WIDTH);
-            }
+            if (WIDTH && at.s < of.length) fetch<WIDTH>(ring + slot * SLOT, a.x + at.row * WIDTH, lane);
+            // also behind the last step, which `send` reads, for nothing, and must not be sent astray
+            if (WIDTH && sizeof(value) == 2 && lane == 0) odd[slot] = oddness(a.x + at.row * WIDTH);
             commit();
             at.go_on();
         };

@@ -6,6 +6,7 @@ PyTorch's CUDA builds bring NVRTC and, from 2.10, cuda-bindings, through which b
 import contextlib
 import hashlib
 import os
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -114,7 +115,7 @@ def load(source: str, names: Sequence[str], capability: tuple[int, int], shared:
     """Functions of the current device, by name; each may use the shared memory it needs."""
     from cuda.bindings import driver
 
-    torch.cuda.current_stream()  # torch makes the device's context
+    enter_context()
     (module,) = _driver(driver.cuModuleLoadData(compiled(source, capability)))
     functions = {}
     for name in names:
@@ -123,6 +124,25 @@ def load(source: str, names: Sequence[str], capability: tuple[int, int], shared:
         _driver(driver.cuFuncSetAttribute(function, attribute, shared[name]))
         functions[name] = function
     return functions
+
+
+def enter_context() -> None:
+    """Give this thread the context of its device. Autograd's threads have none before torch's first call that needs
+    one, and the driver does not look for it as the runtime does."""
+    if getattr(_entered, "context", False):
+        return
+    from cuda.bindings import driver
+
+    torch.cuda.current_stream()  # torch starts the driver
+    (context,) = _driver(driver.cuCtxGetCurrent())
+    if not int(context):
+        (device,) = _driver(driver.cuDeviceGet(torch.cuda.current_device()))
+        (context,) = _driver(driver.cuDevicePrimaryCtxRetain(device))
+        _driver(driver.cuCtxSetCurrent(context))
+    _entered.context = True
+
+
+_entered = threading.local()
 
 
 def launch(
@@ -135,6 +155,7 @@ def launch(
 ) -> None:
     from cuda.bindings import driver
 
+    enter_context()
     stream = torch.cuda.current_stream(device).cuda_stream
     pointers = array("Q", [arguments.buffer_info()[0]])
     _driver(driver.cuLaunchKernel(function, *blocks, 1, threads, 1, 1, shared, stream, pointers.buffer_info()[0], 0))
