@@ -37,7 +37,7 @@ class Emulator:
         loaded = ctypes.CDLL(str(library))
         return {name: getattr(loaded, f"run_{name}") for name in names}
 
-    def launch(self, function, blocks, threads, shared, arguments, device):
+    def launch(self, function, blocks, threads, shared, arguments, stream):
         address = ctypes.c_void_p(arguments.buffer_info()[0])
         failed = function(address, *blocks, threads, shared, next(self.seeds))
         if failed:

@@ -28,6 +28,7 @@ LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 
 CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
 REGISTERS = 65536  # of a processor
 WAVES = 2  # of chunks of records on all processors
+FEW = 40_000  # weights that every block lays out for itself, if all of them fit its shared memory
 
 
 class Choices(NamedTuple):
@@ -39,6 +40,7 @@ class Choices(NamedTuple):
     ahead: int  # steps that are fetched before they are needed
     cached: bool  # the weights of module 0 in registers
     resident: int  # modules whose weights are in shared memory
+    packs: bool = False  # every block lays out the weights for itself
 
 
 class Device(NamedTuple):
@@ -92,23 +94,27 @@ def forward(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Memories, hidden states (empty if not needed) and last memories."""
+    if _elsewhere(x):
+        with torch.cuda.device_of(x):
+            return forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     x, m, clock = _plain(x), _plain(m), clock.contiguous()
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
     flat = fitting(x, m, clock, weights, sizes)
-    B, N = len(m), x.shape[:-1].numel()
-    memory = x.new_empty((*x.shape[:-1], m.shape[1]))
-    hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
+    steps, B = x.shape[:-1], len(m)
+    memory = x.new_empty((*steps, m.shape[1]))
+    hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
     last = torch.empty_like(m)
-    if N == 0:
+    if steps.numel() == 0:
         return memory, hidden, last.copy_(m)
-    with torch.cuda.device_of(x):
-        kernels = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device)
-        packed = kernels.pack(flat, sizes, m)
-        given = _projected(x, weights) if kernels.projected else x
-        batch = _batch(x, B, clock, batch_sizes, reverse)
-        pointers = (packed, given, m, memory, hidden if need_hidden else None, last)
-        kernels.launch("forward", (B, 1), [*batch, *_pointers(flat, sizes), *map(_address, pointers)], x)
+    kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
+    pointers = _pointers(flat, sizes)
+    packed = m.new_empty(kernels.packed) if kernels.packed else None
+    kernels.pack(pointers, _address(packed), stream)
+    given = _projected(x, weights) if kernels.projected else x
+    tensors = (packed, given, m, memory, hidden if need_hidden else None, last)
+    batch = _batch(x, B, clock, batch_sizes, reverse)
+    kernels.launch("forward", (B, 1), [*batch, *pointers, *map(_address, tensors)], stream)
     return memory, hidden, last
 
 
@@ -128,6 +134,12 @@ def backward(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    if _elsewhere(x):
+        with torch.cuda.device_of(x):
+            return backward(
+                *(x, m, clock, weights, batch_sizes, reverse, memory, hidden, gmemory, ghidden, glast),
+                *(need_x, need_weights),
+            )
     x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
     gmemory, ghidden, glast = (g if g is None else _plain(g) for g in (gmemory, ghidden, glast))
     check_batch(batch_sizes, x, m)
@@ -141,49 +153,50 @@ def backward(
     gflat = m.new_empty(sum(numels(sizes)) if need_weights else 0)
     if N == 0:
         return gx, gm.zero_() if glast is None else gm.copy_(glast), gflat.zero_()
-    with torch.cuda.device_of(x):
-        kernels = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device)
-        packed = kernels.pack(flat, sizes, m)
-        batch = _batch(x, B, clock, batch_sizes, reverse)
-        counts, record_at, record_of_at = _records(sizes, N, B)
-        gbias = m.new_empty(B, H + g * M)
-        left = x.new_empty(N, H + M) if need_weights or (need_x and H) else None
-        ga = x.new_empty(N, g * M) if need_x and H == 0 else None
-        integers = m.new_empty(N + record_of_at[-1] if need_weights else 0, dtype=torch.int32)
-        left_of, record_of = integers[:N], integers[N:]
-        records = m.new_empty(max(record_at[-1], 1) if need_weights else 0)
-        recorded = (left_of, ga, records, record_of) if need_weights else (None, ga, None, None)
-        pointers = (packed, memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm, gbias, left)
-        arguments = [*batch, *map(_address, (*pointers, *recorded)), *record_at[:-1], *record_of_at[:-1]]
-        kernels.launch("backward", (B, 1), arguments, x)
-        if need_x:
-            inputs = torch.cat(list(weights.Whm)) if weights.Wxh is None else weights.Wxh
-            factor = ga if left is None or H == 0 else left[:, :H]
-            torch.mm(factor, inputs.to(x.dtype), out=gx.view(N, I))  # type: ignore[arg-type]
-        if need_weights:
-            products = kernels.products
-            processors = device_of(x.device.index).processors
-            chunk = max(32, -(-N // max(1, WAVES * processors // products.columns)))  # columns are blocks too
-            chunks = [-(-n // chunk) for n in counts]
-            sums = m.new_empty(sum(n * outputs for n, outputs in zip(chunks, products.outputs, strict=True)))
-            factors = map(_address, (x, memory, hidden if H else None, left, left_of, m, records, record_of))
-            arguments = [*batch, N, chunk, *factors, *record_at[:-1], *record_of_at[:-1], sums.data_ptr()]
-            kernels.launch("products", (sum(chunks), products.columns), arguments, x)
-            arguments = [N, B, chunk, sums.data_ptr(), gbias.data_ptr(), gflat.data_ptr()]
-            kernels.launch("gather", (-(-len(gflat) // 32), 1), arguments, x)
-            if kernels.projected and H:
-                torch.mm(left[:, :H].to(m.dtype).T, x.view(N, I).to(m.dtype), out=gflat[: H * I].view(H, I))  # type: ignore[index]
+    kernels, stream = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
+    layout = kernels.layout(N, B, need_x, need_weights)
+    space = m.new_empty(layout.size, dtype=torch.uint8)
+    origin = space.data_ptr()
+    packed, gbias, left, left_of, ga, records, record_of, sums = (
+        0 if begin is None else origin + begin for begin in layout[1:9]
+    )
+    pointers = _pointers(flat, sizes)
+    kernels.pack(pointers, packed, stream)
+    batch = _batch(x, B, clock, batch_sizes, reverse)
+    before = map(_address, (memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm))
+    arguments = [*batch, *pointers, packed, *before, gbias, left, left_of, ga, records, record_of]
+    kernels.launch("backward", (B, 1), [*arguments, *layout.record_at, *layout.record_of_at], stream)
+
+    def factor(begin: int | None, width: int, columns: int) -> Tensor:
+        """The left one of a product, in the workspace."""
+        found = space[begin : (begin or 0) + N * width * x.element_size()].view(x.dtype)  # type: ignore[misc]
+        return found.view(N, width)[:, :columns]
+
+    if need_x:
+        inputs = torch.cat(list(weights.Whm)) if weights.Wxh is None else weights.Wxh
+        left_factor = factor(layout.left, H + M, H) if H else factor(layout.ga, g * M, g * M)
+        torch.mm(left_factor, inputs.to(x.dtype), out=gx.view(N, I))
+    if need_weights:
+        read = map(_address, (x, memory, hidden if H else None))
+        arguments = [*batch, N, layout.chunk, *read, left, left_of, m.data_ptr(), records, record_of]
+        arguments += [*layout.record_at, *layout.record_of_at, sums]
+        kernels.launch("products", layout.blocks, arguments, stream)
+        gradients = gflat.data_ptr()
+        kernels.launch("gather", (-(-len(gflat) // 32), 1), [N, B, layout.chunk, sums, gbias, gradients], stream)
+        if kernels.projected and H:
+            left_factor = factor(layout.left, H + M, H).to(m.dtype)
+            torch.mm(left_factor.T, x.view(N, I).to(m.dtype), out=gflat[: H * I].view(H, I))
     return gx, gm, gflat
 
 
-@lru_cache(maxsize=256)
-def _records(sizes: Sizes, N: int, B: int) -> tuple[list[int], list[int], list[int]]:
-    """How many records each module has at most, where the first of each lies, and where it is told whose they are."""
-    _, H, M, g, _ = sizes
-    counts = [N, *((N >> j) + 2 * B for j in range(1, g))]
-    widths = [0, *(H + (j + 2) * M for j in range(1, g))]
-    record_at = list(accumulate((n * w for n, w in zip(counts, widths, strict=True)), initial=0))
-    return counts, record_at, list(accumulate([0, *counts[1:]], initial=0))
+def _elsewhere(x: Tensor) -> bool:
+    """Whether x is on another device than the current one."""
+    return x.is_cuda and x.get_device() != torch.cuda.current_device()
+
+
+def _stream(x: Tensor) -> int:
+    """The current one of the device."""
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0  # type: ignore[attr-defined,no-any-return]
 
 
 def _projected(x: Tensor, weights: Weights) -> Tensor:
@@ -237,7 +250,7 @@ def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: in
         choices = Choices(blocks, compute, lanes, 8, cached + 72 <= registers, g)
         while choices.resident >= 0:
             if shared_bytes(part, sizes, real, value, choices) <= device.shared // blocks - (blocks - 1) * 1024:
-                return choices
+                return choices._replace(packs=choices.resident == g and packed_size(part, sizes, lanes) <= FEW)
             choices = choices._replace(resident=choices.resident - 1)
     return None
 
@@ -263,6 +276,13 @@ def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype,
     return (resident + state) * real.itemsize + choices.ahead * slot
 
 
+def packed_size(part: str, sizes: Sizes, lanes: int) -> int:
+    """How many values the weights are as a pass reads them."""
+    _, H, M, g, _ = sizes
+    owned = [H + (j + 1) * M if part == "forward" else H for j in range(g)]
+    return _up(M, 4) * sum(owned) + M * sum(_widths(part, sizes, lanes))
+
+
 def _widths(part: str, sizes: Sizes, lanes: int) -> list[int]:
     """What is summed over for each module, in equal parts for the lanes."""
     _, H, M, g, _ = sizes
@@ -283,6 +303,7 @@ class Kernels:
         choices = choose(part, sizes, real, value, B, device)
         if choices is None:
             raise RuntimeError(f"a layer of {sizes} does not fit this device; use mslmn.set_backend('torch')")
+        self.sizes, self.real, self.value, self.processors = sizes, real, value, device.processors
         self.choices, self.projected, self.products = choices, _projects(sizes), Products.of(sizes, _projects(sizes))
         self.source = source(part, sizes, real, value, choices)
         self.threads = {
@@ -299,20 +320,76 @@ class Kernels:
         }
         names = ("pack", "forward") if part == "forward" else ("pack", "backward", "products", "gather")
         self.functions = nvrtc.load(self.source, names, device.capability, self.shared)
-        widths = _widths(part, sizes, choices.lanes)
-        MP = _up(sizes.M, 4)
-        owned = [sizes.H + (j + 1) * sizes.M if part == "forward" else sizes.H for j in range(sizes.g)]
-        self.packed = sum(owned[j] * MP + widths[j] * sizes.M for j in range(sizes.g))
+        self.packed = 0 if choices.packs else packed_size(part, sizes, choices.lanes)
+        self.layouts: dict[tuple[int, int, bool, bool], Layout] = {}
 
-    def pack(self, flat: list[Tensor], sizes: Sizes, like: Tensor) -> Tensor:
-        packed = like.new_empty(self.packed)
-        self.launch("pack", (-(-self.packed // 256), 1), [*_pointers(flat, sizes), packed.data_ptr()], like)
-        return packed
+    def pack(self, pointers: list[int], to: int, stream: int) -> None:
+        if self.packed:
+            self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
 
-    def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], on: Tensor) -> None:
+    def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], stream: int) -> None:
         nvrtc.launch(
-            self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), on.device
+            self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), stream
         )
+
+    def layout(self, N: int, B: int, need_x: bool, need_weights: bool) -> "Layout":
+        """Of a backward pass. The last few are kept: small networks run in the time that it takes to make one."""
+        key = N, B, need_x, need_weights
+        found = self.layouts.get(key)
+        if found is None:
+            if len(self.layouts) >= LAYOUTS:
+                self.layouts.clear()
+            found = self.layouts[key] = Layout.of(self, N, B, need_x, need_weights)
+        return found
+
+
+class Layout(NamedTuple):
+    """What a backward pass computes with, in one piece of memory: where the parts begin, in bytes, None if not there."""
+
+    size: int
+    packed: int
+    gbias: int
+    left: int | None
+    left_of: int | None
+    ga: int | None
+    records: int | None
+    record_of: int | None
+    sums: int | None
+    record_at: list[int]  # of each module, in values
+    record_of_at: list[int]
+    chunk: int  # records that a block of `products` adds up
+    blocks: tuple[int, int]  # of `products`
+
+    @classmethod
+    def of(cls, kernels: Kernels, N: int, B: int, need_x: bool, need_weights: bool) -> "Layout":
+        _, H, M, g, _ = kernels.sizes
+        real, value = kernels.real.itemsize, kernels.value.itemsize
+        counts = [N, *((N >> j) + 2 * B for j in range(1, g))]  # of records, at most
+        widths = [0, *(H + (j + 2) * M for j in range(1, g))]
+        record_at = list(accumulate((n * w for n, w in zip(counts, widths, strict=True)), initial=0))
+        record_of_at = list(accumulate([0, *counts[1:]], initial=0))
+        products = kernels.products
+        chunk = max(32, -(-N // max(1, WAVES * kernels.processors // products.columns)))  # columns are blocks too
+        chunks = [-(-n // chunk) for n in counts]
+        sums = sum(n * outputs for n, outputs in zip(chunks, products.outputs, strict=True))
+        end = 0
+
+        def part(size: int, there: bool = True) -> int | None:
+            nonlocal end
+            begin, end = end, end + _up(size, 16) * there
+            return begin if there else None
+
+        packed, gbias = end, end + _up(kernels.packed * real, 16)
+        end = gbias + _up(B * (H + g * M) * real, 16)
+        left = part(N * (H + M) * value, need_weights or (need_x and H > 0))
+        left_of = part(4 * N, need_weights)
+        ga = part(N * g * M * value, need_x and H == 0)
+        records = part(record_at[-1] * real, need_weights)
+        record_of = part(4 * record_of_at[-1], need_weights)
+        adding = part(sums * real, need_weights)
+        blocks = (sum(chunks), products.columns)
+        parts = (packed, gbias, left, left_of, ga, records, record_of, adding)
+        return cls(end, *parts, record_at[:-1], record_of_at[:-1], chunk, blocks)
 
 
 def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> str:
@@ -327,7 +404,7 @@ def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choic
         "TILES": products.threads, "BATCHED": products.batched, "PRODUCTS_BYTES": products.shared(real),
         f"{part.upper()}_BYTES": shared_bytes(part, sizes, real, value, choices),
     }  # fmt: skip
-    flags = {"CACHED": choices.cached, "PROJECTED": projected, "BIASED": biased}
+    flags = {"CACHED": choices.cached, "PACKS": choices.packs, "PROJECTED": projected, "BIASED": biased}
     lines = [
         *(["#define FORWARD"] if part == "forward" else []),
         *(f"struct {NAMES[value]};" for _ in range(value.itemsize == 2)),
@@ -357,7 +434,7 @@ def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse
 
 _packings: dict[tuple[bytes, torch.device], Tensor] = {}
 _captured: dict[int, Tensor] = {}  # what CUDA graphs read, for as long as they may
-PACKINGS = 16
+PACKINGS = LAYOUTS = 16  # that are kept
 _packing = threading.Lock()
 
 
