@@ -24,7 +24,7 @@ class PerModule(nn.ParameterList):
 
     def tensors(self) -> list[Tensor]:
         parameters = self._parameters
-        if len(parameters) == len(self):
+        if len(parameters) == self._size:
             return list(parameters.values())  # type: ignore[arg-type]
         return [self[j] for j in range(len(self))]  # parametrised, or a replica on another device
 
@@ -51,11 +51,11 @@ class Cell(nn.Module):
         raise TypeError("only a cell with weights has some")
 
     def initial_memory(self, batch: int) -> Tensor:  # (B, G)
-        """The learnt initial memory for every row, or zeros."""
+        """The learnt initial memory for every row, or zeros, to be read only."""
         if self.m_0 is not None:
             return torch.cat(self.m_0.tensors()).expand(batch, -1)
         weight = self.weight
-        return torch.zeros(batch, self.g * self.M, dtype=weight.dtype, device=weight.device)
+        return ops.zeros((batch, self.g * self.M), weight.dtype, weight.device)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -155,8 +155,10 @@ class MSLMNCell(Cell):
         return ops.run(x, m, clock, self.weights(), batch_sizes, reverse, need_hidden)
 
     def weights(self) -> ops.Weights:
+        lists = self._modules  # faster than by attribute, which looks everywhere else first
+        Wmh, Whm, Wmm = (cast(PerModule, lists[name]).tensors() for name in ("Wmh", "Whm", "Wmm"))
         b_m = [] if self.b_m is None else self.b_m.tensors()
-        return ops.Weights(self.Wxh, self.b_h, self.Wmh.tensors(), self.Whm.tensors(), self.Wmm.tensors(), b_m)
+        return ops.Weights(self.Wxh, self.b_h, Wmh, Whm, Wmm, b_m)
 
 
 class ClockworkCell(Cell):

@@ -162,34 +162,40 @@ class ClockedLayer(nn.Module):
 
         A list for the hidden states gets those of each cell.
         """
-        start = torch.zeros(B, dtype=torch.int64, device=x.device)
+        start = ops.zeros((B,), torch.int64, x.device)
         clock = start if state is None else state[1]
         last: list[Tensor] = []
-
-        def run(i: int) -> tuple[ops.Run, ...]:
-            """The layer that begins at cell i."""
-            cells = [cast(Cell, self.cells[j]) for j in range(i, i + self.num_directions)]
-            ms = [cell.initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)]
-            # The backward direction begins at each sequence's last step, so its clock begins too.
-            clocks = [clock, start]
-            hooked = any(cell._forward_hooks or cell._forward_pre_hooks for cell in cells)
-            if self.bidirectional and x.device.type == "cuda" and not hooked:
-                first, second = zip(ms, clocks, [cell.weights() for cell in cells], strict=True)
-                return ops.run_both(x, first, second, batch_sizes, hidden is not None)
-            return tuple(
-                cell(x, ms[d], clocks[d], batch_sizes, d == 1, need_hidden=hidden is not None)
-                for d, cell in enumerate(cells)
-            )
-
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
-            runs = run(layer * self.num_directions)
+            i = layer * self.num_directions
+            cells = [*self.cells][i : i + self.num_directions]
+            ms = [
+                cast(Cell, cell).initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)
+            ]
+            # The backward direction begins at each sequence's last step, so its clock begins too.
+            runs = self._run_layer(cells, x, ms, [clock, start], batch_sizes, hidden is not None)
             if hidden is not None:
                 hidden += [r.hidden for r in runs]
             last += [r.last for r in runs]
             x = torch.cat([r.memory for r in runs], dim=-1) if self.bidirectional else runs[0].memory
         return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
+
+    def _run_layer(
+        self,
+        cells: list[nn.Module],  # one for each direction
+        x: Tensor,
+        ms: list[Tensor],
+        clocks: list[Tensor],
+        batch_sizes: Tensor | None,
+        need_hidden: bool,
+    ) -> tuple[ops.Run, ...]:
+        if self.bidirectional and x.is_cuda and not _hooked(cells):
+            first, second = zip(ms, clocks, [cast(Cell, cell).weights() for cell in cells], strict=True)
+            return ops.run_both(x, first, second, batch_sizes, need_hidden)
+        return tuple(
+            [cell(x, ms[d], clocks[d], batch_sizes, d == 1, need_hidden=need_hidden) for d, cell in enumerate(cells)]
+        )
 
     def _check_state(self, state: State, batch: tuple[int, ...]) -> None:
         units = self.num_modules * self._module_size
@@ -197,7 +203,7 @@ class ClockedLayer(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        return cast(Cell, next(iter(self.cells))).weight
+        return cast(Cell, self.cells._modules["0"]).weight
 
     def extra_repr(self) -> str:
         defaults = self._signature()
@@ -206,6 +212,16 @@ class ClockedLayer(nn.Module):
     def __repr__(self) -> str:
         """The configuration on one line, as `nn.LSTM` has it, not the tree of parameters."""
         return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def _hooked(cells: list[nn.Module]) -> bool:
+    """Whether someone waits for calls of the cells."""
+    hooks = (
+        kind
+        for cell in cells
+        for kind in (cell._forward_hooks, cell._forward_pre_hooks, cell._backward_hooks, cell._backward_pre_hooks)
+    )
+    return any(hooks) or nn.modules.module._has_any_global_hook()
 
 
 def _depth() -> int:

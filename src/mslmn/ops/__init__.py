@@ -13,8 +13,9 @@ from torch import Tensor
 
 from . import backends, cuda, fused, reference
 from .weights import Weights
+from .zeros import zeros
 
-__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run", "run_both"]
+__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run", "run_both", "zeros"]
 
 
 class Run(NamedTuple):

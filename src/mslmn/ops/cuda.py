@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import nvrtc
-from .fitting import check_batch, check_results, fitting, plain
+from .fitting import check_batch, check_results, fitting, kernel_weights, plain
 from .nvrtc import cache_folder
 from .weights import Sizes, Weights, numels
 
@@ -100,7 +100,7 @@ def forward(
     x, m, clock = _plain(x), _plain(m), clock.contiguous()
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
-    flat = fitting(x, m, clock, weights, sizes)
+    _alive, addresses = fitting(x, m, clock, weights, sizes)
     steps, B = x.shape[:-1], len(m)
     memory = x.new_empty((*steps, m.shape[1]))
     hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
@@ -108,7 +108,7 @@ def forward(
     if steps.numel() == 0:
         return memory, hidden, last.copy_(m)
     kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
-    pointers = _pointers(flat, sizes)
+    pointers = kernel_weights(addresses, sizes)
     packed = m.new_empty(kernels.packed) if kernels.packed else None
     kernels.pack(pointers, _address(packed), stream)
     given = _projected(x, weights) if kernels.projected else x
@@ -145,7 +145,7 @@ def backward(
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
     I, H, M, g, _ = sizes
-    flat = fitting(x, m, clock, weights, sizes)
+    _alive, addresses = fitting(x, m, clock, weights, sizes)
     check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     B, N = len(m), x.shape[:-1].numel()
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
@@ -160,7 +160,7 @@ def backward(
     packed, gbias, left, left_of, ga, records, record_of, sums = (
         0 if begin is None else origin + begin for begin in layout[1:9]
     )
-    pointers = _pointers(flat, sizes)
+    pointers = kernel_weights(addresses, sizes)
     kernels.pack(pointers, packed, stream)
     batch = _batch(x, B, clock, batch_sizes, reverse)
     before = map(_address, (memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm))
@@ -169,7 +169,7 @@ def backward(
 
     def factor(begin: int | None, width: int, columns: int) -> Tensor:
         """The left one of a product, in the workspace."""
-        found = space[begin : (begin or 0) + N * width * x.element_size()].view(x.dtype)  # type: ignore[misc]
+        found = space[begin : (begin or 0) + N * width * x.element_size()].view(x.dtype)
         return found.view(N, width)[:, :columns]
 
     if need_x:
@@ -196,7 +196,7 @@ def _elsewhere(x: Tensor) -> bool:
 
 def _stream(x: Tensor) -> int:
     """The current one of the device."""
-    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0  # type: ignore[attr-defined,no-any-return]
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
 
 
 def _projected(x: Tensor, weights: Weights) -> Tensor:
@@ -328,9 +328,7 @@ class Kernels:
             self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
 
     def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], stream: int) -> None:
-        nvrtc.launch(
-            self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), stream
-        )
+        nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), stream)
 
     def layout(self, N: int, B: int, need_x: bool, need_weights: bool) -> "Layout":
         """Of a backward pass. The last few are kept: small networks run in the time that it takes to make one."""
@@ -473,17 +471,6 @@ def _plain(t: Tensor) -> Tensor:
     """The values as they lie in memory, from a multiple of 16 bytes on: the kernels read four at a time."""
     t = plain(t)
     return t.clone() if t.data_ptr() & 15 else t
-
-
-def _pointers(flat: list[Tensor], sizes: Sizes) -> list[int]:
-    """`Weights` of cuda.cu, 0 where there is none."""
-    addresses = list(map(Tensor.data_ptr, flat))
-    none = [0] * sizes.g
-    if sizes.H == 0:
-        addresses[:0] = [0, 0, *none]
-    elif not sizes.bias:
-        addresses[1:1] = [0]
-    return addresses if sizes.bias else addresses + none
 
 
 def _address(of: Tensor | None) -> int:

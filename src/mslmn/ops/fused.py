@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from . import clocked, cpu, cuda, streams
+from . import backends, clocked, cpu, cuda, streams
 from .backends import choose_for
-from .weights import Weights, unflatten
+from .weights import Sizes, Weights, unflatten
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -53,8 +53,17 @@ BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda, "torch": clocked}
 
 
 def backend_for(x: Tensor, m: Tensor, weights: Weights) -> Backend:
-    name = choose_for(x.device, weights.sizes, m.dtype, x.dtype, x.shape[:-1].numel())
+    steps = x.shape[:-1].numel()
+    key = (weights.sizes, m.dtype, x.dtype, x.device, backends.wish())
+    if key in _kernels_for and steps <= cuda.LONGEST:
+        return cuda
+    name = choose_for(x.device, *key[:3], steps)
+    if name == "cuda" and x.is_cuda:
+        _kernels_for.add(key)
     return Widened(BACKENDS[name]) if x.dtype != m.dtype and name != "cuda" else BACKENDS[name]
+
+
+_kernels_for: set[tuple[Sizes, torch.dtype, torch.dtype, torch.device, str]] = set()  # what gets the CUDA kernels
 
 
 class Widened:
@@ -86,7 +95,7 @@ def run(
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
     flat = weights.flat()
-    if not (_eager(x, m, clock, *flat) and all(map(torch._C._has_storage, (x, m, clock, *flat)))):
+    if not (_eager(x, m, clock, *flat) and _has_storage(x, m, clock, flat[0])):
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
@@ -106,6 +115,11 @@ def _eager(*tensors: Tensor | None) -> bool:
     )
 
 
+def _has_storage(*tensors: Tensor) -> bool:
+    """Not so of what torch.func leaves behind; of the weights the first is asked."""
+    return all(map(torch._C._has_storage, tensors))
+
+
 _PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
@@ -119,7 +133,7 @@ def run_both(
     """Both directions of a layer: on a CUDA device at once."""
     (m, clock, weights), (m_2, clock_2, weights_2) = first, second
     tensors = (x, m, clock, m_2, clock_2, *weights.flat(), *weights_2.flat())
-    if x.device.type != "cuda" or not (_eager(*tensors) and all(map(torch._C._has_storage, tensors))):
+    if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors[:6])):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     if grad:
