@@ -3,15 +3,16 @@
 Dimensions: see layers.py; O outputs. The memory is D * g blocks of M units: direction, then module, fastest first.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from . import checks
+from . import checks, packing
 from .cells import PerModule
 from .layers import MSLMN, ClockedLayer, State
 
@@ -175,8 +176,8 @@ class SequenceModel(nn.Module):
     def features(self, input: Tensor | PackedSequence) -> Tensor | PackedSequence:
         """What the readout reads: (B, D*G), or, with ``output="all"``, in the form of the input."""
         memory: Tensor | PackedSequence
-        if isinstance(input, PackedSequence) and _is_slow(self.encoder, input):
-            memory = _padded_lstm(self.encoder, input, self.output == "last")
+        if isinstance(input, PackedSequence) and _is_slow(self.encoder):
+            memory = _padded_lstm(cast(nn.LSTM, self.encoder), input, self.output == "last")
         else:
             memory, state = self.encoder(input)
             if self.output == "last":
@@ -231,48 +232,43 @@ def _final(state: Any, D: int) -> Tensor:
     return torch.cat(memory[-D:].unbind(), -1)
 
 
-def _is_slow(encoder: nn.Module, input: PackedSequence) -> bool:
-    """On the CPU torch's LSTM takes five times longer for packed sequences than for padded ones."""
-    return (
-        isinstance(encoder, nn.LSTM)
-        and not (encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size))
-        and input.data.device.type == "cpu"
+def _is_slow(encoder: nn.Module) -> bool:
+    """Torch's LSTM takes five times longer for packed sequences than for padded ones on the CPU, cuDNN's in both
+    directions twice as long."""
+    return isinstance(encoder, nn.LSTM) and not (
+        encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size)
     )
 
 
-def _padded_lstm(lstm: nn.Module, input: PackedSequence, last: bool) -> Tensor | PackedSequence:
+def _padded_lstm(lstm: nn.LSTM, input: PackedSequence, last: bool) -> Tensor | PackedSequence:
     """What the LSTM gives for a packed sequence: a direction never sees the padding before it is cut off again."""
-    first = bool(lstm.batch_first)
-    packed = PackedSequence(input.data, input.batch_sizes)
-    padded, lengths = pad_packed_sequence(packed, first and not lstm.bidirectional)
+    padded, lengths = packing.pad(input), packing.to_device(packing.lengths(input), input.data.device)
     if lstm.bidirectional:
-        return _padded_both(cast(nn.LSTM, lstm), padded, lengths, input, last)
-    output: Tensor = lstm(padded)[0]
+        output = _padded_both(lstm, padded, lengths, last)
+    else:
+        output = lstm(padded.transpose(0, 1))[0].transpose(0, 1) if lstm.batch_first else lstm(padded)[0]
     if not last:
-        return PackedSequence(pack_padded_sequence(output, lengths, first).data, *input[1:])
-    rows = torch.arange(len(lengths), device=lengths.device)
-    final = output[rows, lengths - 1] if first else output[lengths - 1, rows]
+        return packing.pack_like(output, input)
+    final = output[lengths - 1, torch.arange(len(lengths), device=lengths.device)]
     return final if input.unsorted_indices is None else final[input.unsorted_indices]
 
 
-def _padded_both(
-    lstm: nn.LSTM, padded: Tensor, lengths: Tensor, input: PackedSequence, last: bool
-) -> Tensor | PackedSequence:
-    """Both directions of a single layer, (T, B, I), the second one on every sequence turned round."""
+def _padded_both(lstm: nn.LSTM, padded: Tensor, lengths: Tensor, last: bool) -> Tensor:
+    """Both directions of a single layer, (T, B, I), the second one on every sequence turned round; for the ``last``
+    memories it is left so."""
     T, B = padded.shape[:2]
     zeros = padded.new_zeros(1, B, lstm.hidden_size)
     steps = torch.arange(T, device=lengths.device)[:, None]
     turned = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
     half = len(lstm._flat_weights) // 2
     outputs = []
-    for weights, index in ((lstm._flat_weights[:half], None), (lstm._flat_weights[half:], turned)):
-        x = padded if index is None else padded.gather(0, index.expand_as(padded))
-        y = torch._VF.lstm(x, (zeros, zeros), weights, lstm.bias, 1, 0.0, lstm.training, False, False)[0]  # type: ignore[arg-type]
-        outputs.append(y if index is None or last else y.gather(0, index.expand_as(y)))
-    if not last:
-        return PackedSequence(pack_padded_sequence(torch.cat(outputs, -1), lengths).data, *input[1:])
-    final = torch.cat([y[lengths - 1, torch.arange(B, device=lengths.device)] for y in outputs], -1)
-    return final if input.unsorted_indices is None else final[input.unsorted_indices]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part")  # half of them: cuDNN gathers them
+        for weights, index in ((lstm._flat_weights[:half], None), (lstm._flat_weights[half:], turned)):
+            x = padded if index is None else padded.gather(0, index.expand_as(padded))
+            y = torch._VF.lstm(x, (zeros, zeros), weights, lstm.bias, 1, 0.0, lstm.training, False, False)[0]  # type: ignore[arg-type]
+            outputs.append(y if index is None or last else y.gather(0, index.expand_as(y)))
+    return torch.cat(outputs, -1)
 
 
 def _map(function: Callable[[Tensor], Tensor], x: Tensor | PackedSequence) -> Any:

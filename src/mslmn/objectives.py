@@ -7,12 +7,13 @@ were cut.
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from . import checks
+from . import checks, packing
 
 Output = Tensor | PackedSequence
 
@@ -45,7 +46,7 @@ class Objective:
         """Targets of single sequences as the target of a batch: packed if they go by steps, else stacked."""
         tensors = [torch.as_tensor(target) for target in targets]
         if self._by_step(tensors[0]):
-            return pack_sequence(tensors, enforce_sorted=False)
+            return packing.pack(tensors)
         return torch.stack(tensors)
 
     def _by_step(self, target: Tensor) -> bool:
@@ -164,14 +165,16 @@ class CTC(Objective):
         return [torch.as_tensor(target) for target in targets]
 
     def loss(self, output: Output, target: Sequence[Tensor]) -> Score:
-        logits, lengths = _padded(output)
-        _check_labels(target, logits)
-        labels = [len(t) for t in target]
+        steps, order = _by_step(output)
+        O = steps.data.shape[-1]
+        labels = _checked_labels(target, len(order), O)
+        target = [target[i] for i in order]
+        wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
         loss = F.ctc_loss(
-            (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1),
-            torch.cat([t.to(logits.device) for t in target]),
-            lengths,
-            torch.tensor(labels),
+            packing.pad(PackedSequence(wide.log_softmax(-1), steps.batch_sizes)),
+            packing.to_device(labels if order == sorted(order) else torch.cat(target), wide.device),
+            packing.lengths(steps),
+            torch.tensor([len(t) for t in target]),
             reduction="sum",
             zero_infinity=True,
         )
@@ -185,13 +188,15 @@ class CTC(Objective):
 
 def best_path(output: Output) -> list[list[int]]:
     """The likeliest label at each step, repeats collapsed, then blanks dropped; one list for each sequence."""
-    logits, lengths = _padded(output)
-    paths = logits.argmax(-1).T  # (B, T)
-    decoded = []
-    for path, length in zip(paths, lengths.tolist(), strict=True):
-        labels = path[:length].unique_consecutive()
-        decoded.append(labels[labels != 0].tolist())
-    return decoded
+    steps, order = _by_step(output)
+    likeliest = PackedSequence(steps.data.argmax(-1).cpu(), steps.batch_sizes)
+    paths = packing.pad(likeliest).T.numpy()  # (B, T)
+    decoded: dict[int, list[int]] = {}
+    for i, path, length in zip(order, paths, packing.lengths(steps).tolist(), strict=True):
+        labels = path[:length]
+        new = np.r_[True, labels[1:] != labels[:-1]]
+        decoded[i] = labels[new & (labels != 0)].tolist()
+    return [decoded[i] for i in range(len(order))]
 
 
 def character_accuracy(found: Sequence[int], expected: Sequence[int]) -> float:
@@ -233,33 +238,39 @@ def _check_steps(output: Any, target: Any) -> None:
     """Packed sequences of other lengths, or in another order, may still have the same number of rows."""
     if not isinstance(output, PackedSequence) or not isinstance(target, PackedSequence):
         return
-    orders = [x.sorted_indices for x in (output, target) if x.sorted_indices is not None]
-    if not torch.equal(output.batch_sizes, target.batch_sizes) or (len(orders) == 2 and not torch.equal(*orders)):
+    orders = [x.sorted_indices for x in (output, target)]
+    if orders[0] is not None or orders[1] is not None:
+        orders = [torch.arange(int(output.batch_sizes[0])) if order is None else order.cpu() for order in orders]
+    differ = orders[0] is not None and not torch.equal(*orders)  # type: ignore[arg-type]
+    if not torch.equal(output.batch_sizes, target.batch_sizes) or differ:
         raise ValueError("each target must be as long as its sequence; pack both in the same order")
 
 
-def _padded(output: Output) -> tuple[Tensor, Tensor]:
-    """(T, B, O), and the length of each sequence."""
+def _by_step(output: Output) -> tuple[PackedSequence, list[int]]:
+    """The output as a packed batch, and which sequence is the first of it, the second, ..."""
     if isinstance(output, PackedSequence):
-        return pad_packed_sequence(output)
+        order = output.sorted_indices
+        return output, list(range(int(output.batch_sizes[0]))) if order is None else order.tolist()
     if output.dim() != 3:
         raise ValueError(
             f"CTC needs an output at every step, (T, B, O), got {tuple(output.shape)}; "
             "build the model with output='all'"
         )
     T, B = output.shape[:2]
-    return output, torch.full((B,), T)
+    return PackedSequence(output.flatten(0, 1), torch.full((T,), B)), list(range(B))
 
 
-def _check_labels(target: Sequence[Tensor], logits: Tensor) -> None:
-    B, O = logits.shape[1:]
+def _checked_labels(target: Sequence[Tensor], B: int, O: int) -> Tensor:
+    """All labels, one sequence after the other."""
     if len(target) != B:
         raise ValueError(
             f"CTC needs a label sequence for each of {B} sequences, got {len(target)}; pass a list of tensors"
         )
-    for i, labels in enumerate(target):
-        if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) < O:
-            raise ValueError(
-                f"labels must be between 1 and {O - 1} (0 is the blank), got {int(labels.min())} to "
-                f"{int(labels.max())} in sequence {i}; renumber them, or give the model more outputs"
-            )
+    labels = torch.cat(list(target))
+    if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) < O:
+        i, wrong = next((i, t) for i, t in enumerate(target) if len(t) and not 1 <= int(t.min()) <= int(t.max()) < O)
+        raise ValueError(
+            f"labels must be between 1 and {O - 1} (0 is the blank), got {int(wrong.min())} to {int(wrong.max())} "
+            f"in sequence {i}; renumber them, or give the model more outputs"
+        )
+    return labels

@@ -22,9 +22,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from . import checkpoint, checks, clock, growth
+from . import checkpoint, checks, clock, growth, packing
 from .cells import widened
 from .checkpoint import CheckpointError
 from .data import buckets
@@ -34,6 +34,7 @@ from .objectives import Objective
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+LOOK = 15  # of 16 batches one at which the loss is looked at, on a GPU
 
 
 class Diverged(RuntimeError):
@@ -298,27 +299,35 @@ class _Run:
 
     def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
-        total = torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         began = time.perf_counter()
         for number, (input, target, weight) in enumerate(batches):
             adam.param_groups[0]["lr"] = self._learning_rate(number)
             score = self.objective.loss(model(input), target)
-            sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double().cpu() * weight)
-            if not torch.isfinite(sums).all():
-                self.diverged(f"the loss is {(sums[0] / sums[1]).item()}")
+            sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
             total += sums
+            if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
+                self._check(total)
+            adam.found_inf = (~torch.isfinite(total[0])).float()  # type: ignore[attr-defined]  # then no step is taken
             adam.zero_grad()
-            (score.total * (weight * self.world / sums[1].item())).backward()  # processes' gradients are averaged
+            (score.total * (weight * self.world / sums[1].to(score.total))).backward()  # processes' are averaged
             nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
             adam.step()
             if self.plan.contract and isinstance(self.model.encoder, MSLMN):
                 self.model.encoder.contract()
+        self._check(total)
         self.moments = {
             name: _copy({kind: adam.state[parameter][kind] for kind in MOMENTS})
             for name, parameter in self.model.named_parameters()
             if parameter in adam.state
         }
         self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+
+    def _check(self, total: Tensor) -> None:
+        """The loss of the epoch so far."""
+        loss = (total[0] / total[1]).item()
+        if not math.isfinite(loss):
+            self.diverged(f"the loss is {loss}")
 
     def _learning_rate(self, batch: int) -> float:
         """Of a batch of the current epoch."""
@@ -622,14 +631,18 @@ class _Data:
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
     def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
+        indices = sorted(indices, key=self.lengths.__getitem__, reverse=True)  # as a packed batch has them
         xs = [torch.as_tensor(self.pairs[i][0]) for i in indices]
         if noise:
             xs = [x + noise * _normal(x, seed, i) for x, i in zip(xs, indices, strict=True)]
         target = self.objective.collate([self.pairs[i][1] for i in indices])
-        input = _pack(xs).to(self.device)  # type: ignore[arg-type]
-        if isinstance(target, list):
-            return input, [t.to(self.device) for t in target]
-        return input, target.to(self.device)
+        return self._there(packing.pack(xs)), target if isinstance(target, list) else self._there(target)
+
+    def _there(self, batch: Any) -> Any:
+        """On the device, without waiting for it. Lists of labels stay: they are wanted together, by the loss."""
+        if isinstance(batch, PackedSequence) and batch.sorted_indices is None:
+            return PackedSequence(packing.to_device(batch.data, self.device), *batch[1:])
+        return packing.to_device(batch, self.device) if isinstance(batch, Tensor) else batch.to(self.device)
 
 
 def _checked(name: str, index: int, x: Any) -> Tensor:
@@ -736,14 +749,6 @@ def _device(wish: torch.device | str | None) -> torch.device:
     if wish is not None or torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _pack(xs: list[Tensor]) -> PackedSequence:
-    """Also sequences without features, which torch refuses to pack."""
-    if xs[0].shape[1]:
-        return pack_sequence(xs, enforce_sorted=False)
-    packed = pack_sequence([x.new_zeros(len(x), 1) for x in xs], enforce_sorted=False)
-    return PackedSequence(packed.data[:, :0], *packed[1:])
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -342,7 +342,7 @@ class Kernels:
 
 
 class Layout(NamedTuple):
-    """What a backward pass computes with, in one piece of memory: where the parts begin, in bytes, None if not there."""
+    """What a backward pass computes with, in one piece of memory: where its parts begin, in bytes; None: not there."""
 
     size: int
     packed: int

@@ -1,0 +1,64 @@
+"""Packed sequences, made and unmade by index: one copy each way, where torch makes one for every step or length.
+
+A packed batch has its sequences longest first, and the rows of one step after the other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+def pack(xs: Sequence[Tensor]) -> PackedSequence:
+    """Sequences (T_i, ..) in any order; equally long ones keep theirs."""
+    lengths = np.array([len(x) for x in xs])
+    order = np.argsort(-lengths, kind="stable")
+    by_length = lengths[order]
+    batch_sizes = len(xs) - np.searchsorted(by_length[::-1], np.arange(by_length[0]), side="right")
+    steps, rows = _coordinates(batch_sizes)
+    starts = np.cumsum(by_length) - by_length
+    data = torch.cat([xs[i] for i in order]).index_select(0, torch.from_numpy(starts[rows] + steps))
+    if (order == np.arange(len(xs))).all():
+        return PackedSequence(data, torch.from_numpy(batch_sizes))
+    return PackedSequence(data, torch.from_numpy(batch_sizes), torch.from_numpy(order))
+
+
+def pad(packed: PackedSequence) -> Tensor:
+    """(T, B, ..), longest sequence first, zeros behind each one's end."""
+    data, sizes = packed.data, packed.batch_sizes
+    T, B = len(sizes), int(sizes[0])
+    padded = data.new_zeros(T * B, *data.shape[1:])
+    return padded.index_copy(0, _places(packed), data).view(T, B, *data.shape[1:])
+
+
+def pack_like(padded: Tensor, packed: PackedSequence) -> PackedSequence:
+    """The inverse of `pad`: (T, B, ..), longest sequence first, in the form of a packed batch."""
+    return PackedSequence(padded.flatten(0, 1).index_select(0, _places(packed)), *packed[1:])
+
+
+def lengths(packed: PackedSequence) -> Tensor:
+    """Of the sequences, longest first, on the CPU."""
+    sizes = packed.batch_sizes.numpy()
+    return torch.from_numpy(len(sizes) - np.searchsorted(sizes[::-1], np.arange(sizes[0]), side="right"))
+
+
+def to_device(t: Tensor, device: torch.device) -> Tensor:
+    """Without waiting for what the device is doing."""
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not t.is_cuda else t.to(device)
+
+
+def _places(packed: PackedSequence) -> Tensor:
+    """The row of each step in a matrix of T times B rows."""
+    sizes = packed.batch_sizes.numpy()
+    steps, rows = _coordinates(sizes)
+    return to_device(torch.from_numpy(steps * sizes[0] + rows), packed.data.device)
+
+
+def _coordinates(batch_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each row of a packed batch: its step, its sequence."""
+    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+    starts = np.cumsum(batch_sizes) - batch_sizes
+    return steps, np.arange(len(steps)) - starts[steps]
