@@ -321,8 +321,7 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
     weights = [cell.weights() for cell in layer.cells]
     flat = [t for w in weights for t in w.flat()]
     separate = [fused.run(data, ms[d], clocks[d], weights[d], sizes, d == 1, True) for d in range(2)]
-    flags = weights[0].Wxh is None, weights[0].has_bias
-    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *flags, *flat)
+    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, *flat)
     wanted = [*([data] if need_x else []), *ms, *flat]
     generator = torch.Generator().manual_seed(0)
     grads = []
@@ -335,6 +334,17 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
     (g,) = torch.autograd.grad(together[0].square().sum(), ms[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         g.sum().backward()
+
+
+@everywhere
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_weights_that_change_before_the_backward_pass_are_noticed(kind):
+    layer, x = make(kind), torch.randn(4, 2, 2, dtype=F64)
+    output = layer(x)[0]
+    with torch.no_grad():
+        next(layer.parameters()).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
 
 
 @everywhere

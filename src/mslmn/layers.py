@@ -190,8 +190,11 @@ class ClockedLayer(nn.Module):
         batch_sizes: Tensor | None,
         need_hidden: bool,
     ) -> tuple[ops.Run, ...]:
-        if self.bidirectional and x.is_cuda and not _hooked(cells):
-            first, second = zip(ms, clocks, [cast(Cell, cell).weights() for cell in cells], strict=True)
+        if x.is_cuda and not _hooked(cells):
+            weights = [cast(Cell, cell).weights() for cell in cells]
+            if not self.bidirectional:
+                return (ops.run(x, ms[0], clocks[0], weights[0], batch_sizes, False, need_hidden),)
+            first, second = zip(ms, clocks, weights, strict=True)
             return ops.run_both(x, first, second, batch_sizes, need_hidden)
         return tuple(
             [cell(x, ms[d], clocks[d], batch_sizes, d == 1, need_hidden=need_hidden) for d, cell in enumerate(cells)]
@@ -216,12 +219,10 @@ class ClockedLayer(nn.Module):
 
 def _hooked(cells: list[nn.Module]) -> bool:
     """Whether someone waits for calls of the cells."""
-    hooks = (
-        kind
-        for cell in cells
-        for kind in (cell._forward_hooks, cell._forward_pre_hooks, cell._backward_hooks, cell._backward_pre_hooks)
-    )
-    return any(hooks) or nn.modules.module._has_any_global_hook()
+    for cell in cells:
+        if cell._forward_hooks or cell._forward_pre_hooks or cell._backward_hooks or cell._backward_pre_hooks:
+            return True
+    return bool(nn.modules.module._has_any_global_hook())
 
 
 def _depth() -> int:

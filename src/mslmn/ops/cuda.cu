@@ -305,7 +305,7 @@ struct Held {
     INLINE Held(real* to, const real* from, const Weights& weights) : shared(to), packed(PACKS ? to : from) {
         if (PACKS) {
             UNROLL for (int j = 0; j < g; j++)
-                for (int e = thread(); e < module_at(j + 1) - module_at(j); e += THREADS)
+                UNROLL_BY(8) for (int e = thread(); e < module_at(j + 1) - module_at(j); e += THREADS)
                     to[module_at(j) + e] = packed_value(weights, j, e);
             barrier(THREADS);
         } else {

@@ -191,7 +191,7 @@ def backward(
 
 def _elsewhere(x: Tensor) -> bool:
     """Whether x is on another device than the current one."""
-    return x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
 
 
 def _stream(x: Tensor) -> int:

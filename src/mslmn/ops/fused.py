@@ -5,6 +5,7 @@ small sizes the dispatcher would cost several times what the kernels do: there `
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -101,7 +102,7 @@ def run(
     if not grad:
         backend = backend_for(x, m, weights)
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _apply(x, m, clock, batch_sizes, clockwork, bias, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
+    return _apply(x, m, clock, batch_sizes, weights, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _eager(*tensors: Tensor | None) -> bool:
@@ -135,11 +136,10 @@ def run_both(
     tensors = (x, m, clock, m_2, clock_2, *weights.flat(), *weights_2.flat())
     if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors[:6])):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
-    clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
-    if grad:
-        found = _apply_both(*tensors[:5], batch_sizes, clockwork, bias, *tensors[5:])  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled():
+        found = _apply_both(*tensors[:5], batch_sizes, weights, weights_2, *tensors[5:])  # type: ignore[no-untyped-call]
         return found[:3], found[3:]
-    backend, need_hidden = backend_for(x, m, weights), need_hidden and not clockwork
+    backend, need_hidden = backend_for(x, m, weights), need_hidden and weights.Wxh is not None
     return streams.both(
         x.device,
         lambda: backend.forward(x, *first, batch_sizes, False, need_hidden),
@@ -150,32 +150,51 @@ def run_both(
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
-        clockwork, bias, reverse, *weights = args
-        w = Weights.from_flat(weights, clockwork, bias)
-        ctx.backend = backend_for(x, m, w)
-        memory, hidden, last = ctx.backend.forward(x, m, clock, w, batch_sizes, reverse, not clockwork)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights)
-        ctx.flags = (clockwork, bias, reverse)
+        weights, reverse = args[:2]
+        ctx.backend = backend = backend_for(x, m, weights)
+        memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden)
+        ctx.weights, ctx.reverse = Unchanged(weights), reverse
         ctx.set_materialize_grads(False)
         return memory, hidden, last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
-        need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
-        clockwork, bias, reverse = ctx.flags
+        x, m, clock, batch_sizes, memory, hidden = ctx.saved_tensors
+        need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:])
+        weights, flat = ctx.weights.get()
         if _through_operator(x, grads):
+            flags = weights.Wxh is None, weights.has_bias, ctx.reverse
             results = run_backward_op(
-                *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
+                *(x, m, clock, flat, batch_sizes, *flags, memory, hidden, *grads, need_x, need_weights)
             )
-            gx, gm, gweights = _separate(results, weights, need_x, need_weights)
-            return gx, gm, None, None, None, None, None, *gweights
-        w = Weights.from_flat(weights, clockwork, bias)
+            gx, gm, gweights = _separate(results, flat, need_x, need_weights)
+            return gx, gm, None, None, None, None, *gweights
         gx, gm, gflat = ctx.backend.backward(
-            *(x, m, clock, w, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
+            *(x, m, clock, weights, batch_sizes, ctx.reverse, memory, hidden, *grads, need_x, need_weights)
         )
-        parts = unflatten(gflat, w.sizes) if need_weights else [None] * len(weights)
-        return gx if need_x else None, gm, None, None, None, None, None, *parts
+        parts = unflatten(gflat, weights.sizes) if need_weights else [None] * len(flat)
+        return gx if need_x else None, gm, None, None, None, None, *parts
+
+
+class Unchanged:
+    """Weights that a backward pass needs as they were: `ctx.save_for_backward`, in less time than it takes for dozens
+    of small tensors. They are inputs, so nothing is kept alive that would not be."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.flat = weights, weights.flat()
+        self.versions = list(map(_version, self.flat))
+
+    def get(self) -> tuple[Weights, list[Tensor]]:
+        if self.versions != list(map(_version, self.flat)):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                "weights of a layer changed between its forward and its backward pass; step after backward"
+            )
+        return self.weights, self.flat
+
+
+_version = attrgetter("_version")
 
 
 def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
@@ -196,50 +215,44 @@ class _Both(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        x, m, clock, m_2, clock_2, batch_sizes, clockwork, bias, *weights = args
-        half = len(weights) // 2
-        w, w_2 = (Weights.from_flat(part, clockwork, bias) for part in (weights[:half], weights[half:]))
+        x, m, clock, m_2, clock_2, batch_sizes, w, w_2 = args[:8]
         ctx.backend = backend = backend_for(x, m, w)
+        need_hidden = w.Wxh is not None
         one, two = streams.both(
             x.device,
-            lambda: backend.forward(x, m, clock, w, batch_sizes, False, not clockwork),
-            lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, not clockwork),
+            lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
+            lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, need_hidden),
         )
-        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *weights)
-        ctx.flags = (clockwork, bias)
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2])
+        ctx.weights = Unchanged(w), Unchanged(w_2)
         ctx.set_materialize_grads(False)
         return *one, *two
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *weights = ctx.saved_tensors
-        need_x, need_weights, half = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:]), len(weights) // 2
-        first = (m, clock, weights[:half], False, memory, hidden, grads[:3])
-        second = (m_2, clock_2, weights[half:], True, memory_2, hidden_2, grads[3:])
-        wanted = need_x, need_weights
+        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2 = ctx.saved_tensors
+        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:])
+        (w, flat), (w_2, flat_2) = (weights.get() for weights in ctx.weights)
+        first = (m, clock, w, flat, False, memory, hidden, grads[:3])
+        second = (m_2, clock_2, w_2, flat_2, True, memory_2, hidden_2, grads[3:])
+        parts: list[Any]
         if _through_operator(x, grads):
-            flags = ctx.flags
+            flags = w.Wxh is None, w.has_bias
             found = [
-                run_backward_op(x, m, clock, w, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
-                for m, clock, w, reverse, memory, hidden, g in (first, second)
+                run_backward_op(x, m, clock, flat, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
+                for m, clock, _, flat, reverse, memory, hidden, g in (first, second)
             ]
-            parts: list[Any] = [
-                _separate(one, two[2], *wanted)[2] for one, two in zip(found, (first, second), strict=True)
-            ]
+            parts = [_separate(one, given[3], *wanted)[2] for one, given in zip(found, (first, second), strict=True)]
         else:
-            ws = [Weights.from_flat(part, *ctx.flags) for part in (weights[:half], weights[half:])]
             backend: Backend = ctx.backend
 
-            def back(d: int, m: Tensor, clock: Tensor, _: Any, reverse: bool, *rest: Any) -> Results:
+            def back(m: Tensor, clock: Tensor, w: Weights, _: Any, reverse: bool, *rest: Any) -> Results:
                 memory, hidden, g = rest
-                return backend.backward(
-                    x, m, clock, ws[d], batch_sizes, reverse, memory, hidden, g[0], g[1], g[2], need_x, need_weights
-                )
+                given: Any = (x, m, clock, w, batch_sizes, reverse, memory, hidden, *g, *wanted)
+                return backend.backward(*given)
 
-            found = [*streams.both(x.device, lambda: back(0, *first), lambda: back(1, *second))]
-            parts = [
-                unflatten(g[2], w.sizes) if need_weights else [None] * half for g, w in zip(found, ws, strict=True)
-            ]
+            found = [*streams.both(x.device, lambda: back(*first), lambda: back(*second))]
+            parts = [unflatten(one[2], w.sizes) if need_weights else [None] * len(flat) for one in found]
         (gx, gm, _), (gx_2, gm_2, _) = found
         return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, *parts[0], *parts[1]
 
