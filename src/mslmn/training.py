@@ -280,7 +280,8 @@ class _Run:
         model = DistributedDataParallel(self.model) if self.world > 1 else self.model
         loader = _EpochLoader(self)
         self.model.train()
-        with self._log() as log, _bar(self.show) as bar:
+        # A backward pass in this thread, not in another that has to wake up first, unless processes work together
+        with self._log() as log, _bar(self.show) as bar, torch.autograd.set_multithreading_enabled(self.world > 1):
             while self.state.phase == "train":
                 self._train_epoch(model, adam, bar(loader, self._doing))
                 log(self.history[-1])

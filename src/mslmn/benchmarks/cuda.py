@@ -25,6 +25,7 @@ from .timing import Clock, Disagreement, alternate, event_clock
 
 FP32_BOUND = 1e-5  # of the norm of each tensor
 BF16_BOUND = 3e-2
+MANY = 100_000  # inputs
 DRAWS = 10  # at most, to find one that float32 can compute
 REPLAY_BOUND = 1e-2  # sums may be taken in another order; what is not captured is far off
 LEAST_SECONDS = 5e-3  # of one measurement
@@ -247,12 +248,14 @@ def worst_error(module: nn.Module, layer: ClockedLayer, like: Tensor, bound: flo
     chosen: tuple[float, Any] = math.inf, None
     for _ in range(DRAWS):
         speak(layer)
-        x = torch.randn(like.shape).to(like.device)
-        g = torch.rand(*x.shape[:-1], layer.output_size).to(x.device)  # of one sign: long sums cancel less
-        exact = copy.deepcopy(module).double()
+        x = torch.randn(like.shape)
+        g = torch.rand(*x.shape[:-1], layer.output_size)  # of one sign: long sums cancel less
+        place = "cpu" if x.numel() < MANY else like.device  # where a loop of such steps is faster
+        x, g, here = x.to(place), g.to(place), copy.deepcopy(module).to(place)
+        exact = copy.deepcopy(here).double()
         with mslmn.set_backend("reference"):
             expected = results(exact, x.double(), g.double())
-            narrow = results(module, x.to(like.dtype), g)
+            narrow = results(here, x.to(like.dtype), g)
             near = results(rounded(exact, like.dtype), x.double(), g.double())
         off = max(relative(found[name], value) for found in (narrow, near) for name, value in expected.items())
         if not chosen[0] <= off:
@@ -261,7 +264,8 @@ def worst_error(module: nn.Module, layer: ClockedLayer, like: Tensor, bound: flo
             break
     x, g, expected, weights = chosen[1]
     layer.load_state_dict(weights)
-    errors = {name: relative(value, expected[name]) for name, value in results(module, x.to(like.dtype), g).items()}
+    found = results(module, x.to(like), g.to(like.device))
+    errors = {name: relative(value.to(x.device), expected[name]) for name, value in found.items()}
     for name, error in errors.items():
         if not error <= bound:
             raise Disagreement(
