@@ -216,9 +216,8 @@ def test_emulated_kernels_agree(emulate, sizes, options):
 @pytest.mark.parametrize(
     "forced",
     [
-        {"resident": 0, "cached": False, "packs": False},  # no weight in shared memory
-        {"resident": 2, "lanes": 4, "compute": 32, "packs": False},  # several rows a thread
-        {"packs": False},  # laid out beforehand
+        {"resident": 0, "cached": False},  # no weight in shared memory
+        {"resident": 2, "lanes": 4, "compute": 32},  # several rows a thread
         {"ahead": 4, "compute": 64, "lanes": 2},
         {"blocks": 2, "cached": False, "compute": 96},
     ],

@@ -1,6 +1,7 @@
 """Packed sequences, made and unmade by index: one copy each way, where torch makes one for every step or length.
 
-A packed batch has its sequences longest first, and the rows of one step after the other.
+A packed batch has its sequences longest first, and the rows of one step after the other. What the CPU does is done by
+numpy, in one thread: between two batches torch's fall asleep, and waking them can take longer than training.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ def pack(xs: Sequence[Tensor]) -> PackedSequence:
     batch_sizes = len(xs) - np.searchsorted(by_length[::-1], np.arange(by_length[0]), side="right")
     steps, rows = _coordinates(batch_sizes)
     starts = np.cumsum(by_length) - by_length
-    data = torch.cat([xs[i] for i in order]).index_select(0, torch.from_numpy(starts[rows] + steps))
+    data = _taken([xs[i] for i in order], starts[rows] + steps)
     if (order == np.arange(len(xs))).all():
         return PackedSequence(data, torch.from_numpy(batch_sizes))
     return PackedSequence(data, torch.from_numpy(batch_sizes), torch.from_numpy(order))
@@ -47,7 +48,21 @@ def lengths(packed: PackedSequence) -> Tensor:
 
 def to_device(t: Tensor, device: torch.device) -> Tensor:
     """Without waiting for what the device is doing."""
-    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not t.is_cuda else t.to(device)
+    if device.type != "cuda" or t.device.type != "cpu":
+        return t.to(device)
+    pinned = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
+    if t.dtype == torch.bfloat16:
+        pinned.copy_(t)
+    else:
+        np.copyto(pinned.numpy(), t.numpy())
+    return pinned.to(device, non_blocking=True)
+
+
+def _taken(xs: list[Tensor], rows: NDArray[np.int64]) -> Tensor:
+    """Some rows of all."""
+    if any(x.device.type != "cpu" or x.dtype == torch.bfloat16 or x.requires_grad for x in xs):
+        return torch.cat(xs).index_select(0, torch.from_numpy(rows).to(xs[0].device))
+    return torch.from_numpy(np.concatenate([x.numpy() for x in xs]).take(rows, 0))
 
 
 def _places(packed: PackedSequence) -> Tensor:

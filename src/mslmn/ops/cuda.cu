@@ -16,8 +16,7 @@
 // COMPUTE threads do that and nothing else. CARRIERS warps beside them carry: inputs to shared memory, AHEAD steps early, and
 // results to device memory, each of them little enough to be done before the others. Weights of the fastest modules
 // (RESIDENT) stay in shared memory, those of module 0 in registers (CACHED), and so do z_0 and z_1. Steps at which one
-// to four modules fire, 15 of 16, have code of their own. The kernel `pack` lays the weights out as they are read; where
-// they are few, every block does it for itself (PACKS), and there is a launch less.
+// to four modules fire, 15 of 16, have code of their own.
 //
 // Weight gradients are sums of outer products over the steps at which a module fired. The backward pass leaves the left
 // factors behind (records), `products` adds up chunks of them on all processors, `gather` adds up the chunks, in order:
@@ -84,7 +83,6 @@ INLINE void put(float* to, float v) { *to = v; }
 INLINE void put(double* to, double v) { *to = v; }
 
 constexpr int THREADS = COMPUTE + 32 * CARRIERS;
-static_assert(!PACKS || RESIDENT == g, "what a block packs it has in its shared memory");
 constexpr int G = g * M;
 constexpr int ALL = H + G;  // rows of U_{g-1}
 constexpr bool CLOCKWORK = H == 0;
@@ -302,16 +300,9 @@ struct Held {
     Quad parts[CACHED ? larger(PARTS, 1) : 1];
     int k, o, lane;  // the thread's sum: module, row, its part
 
-    INLINE Held(real* to, const real* from, const Weights& weights) : shared(to), packed(PACKS ? to : from) {
-        if (PACKS) {
-            UNROLL for (int j = 0; j < g; j++)
-                UNROLL_BY(8) for (int e = thread(); e < module_at(j + 1) - module_at(j); e += THREADS)
-                    to[module_at(j) + e] = packed_value(weights, j, e);
-            barrier(THREADS);
-        } else {
-            for (int e = thread(); e < module_at(RESIDENT) / 4; e += THREADS)
-                reinterpret_cast<Quad*>(to)[e] = quads(from)[e];
-        }
+    INLINE Held(real* to, const real* from) : shared(to), packed(from) {
+        for (int e = thread(); e < module_at(RESIDENT) / 4; e += THREADS)
+            reinterpret_cast<Quad*>(to)[e] = quads(from)[e];
     }
     INLINE void cache() {
         lane = thread() % LANES, k = thread() / LANES / M, o = thread() / LANES - k * M;
@@ -413,7 +404,7 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
     real* const m = h + SUMMED_0;
     unsigned* const ring = reinterpret_cast<unsigned*>(m + GP);
     int* const odd = reinterpret_cast<int*>(ring + AHEAD * SLOT);
-    Held held(weights, a.packed, a.weights);
+    Held held(weights, a.packed);
     const Sequence of(a.batch);
     const int tid = thread(), lane = tid % 32;
 
@@ -545,7 +536,6 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
 
 struct Backward {
     Batch batch;
-    Weights weights;
     const real* packed;
     const value *memory, *hidden, *gmemory, *ghidden;  // gradients may be null: zero
     const real* glast;
@@ -573,7 +563,7 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
     real* const gm = held_gm + up(G, 4);
     unsigned* const ring = reinterpret_cast<unsigned*>(gm + GP);
     int* const odd = reinterpret_cast<int*>(ring + AHEAD * SLOT);
-    Held held(weights, a.packed, a.weights);
+    Held held(weights, a.packed);
     const Sequence of(a.batch);
     const int tid = thread(), lane = tid % 32;
     auto gz_of = [&](int j, int i) { return gz + summed_before(j) + place(i); };

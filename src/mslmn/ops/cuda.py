@@ -28,7 +28,6 @@ LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 
 CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
 REGISTERS = 65536  # of a processor
 WAVES = 2  # of chunks of records on all processors
-FEW = 40_000  # weights that every block lays out for itself, if all of them fit its shared memory
 
 
 class Choices(NamedTuple):
@@ -40,7 +39,6 @@ class Choices(NamedTuple):
     ahead: int  # steps that are fetched before they are needed
     cached: bool  # the weights of module 0 in registers
     resident: int  # modules whose weights are in shared memory
-    packs: bool = False  # every block lays out the weights for itself
 
 
 class Device(NamedTuple):
@@ -109,8 +107,8 @@ def forward(
         return memory, hidden, last.copy_(m)
     kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
     pointers = kernel_weights(addresses, sizes)
-    packed = m.new_empty(kernels.packed) if kernels.packed else None
-    kernels.pack(pointers, _address(packed), stream)
+    packed = m.new_empty(kernels.packed)
+    kernels.pack(pointers, packed.data_ptr(), stream)
     given = _projected(x, weights) if kernels.projected else x
     tensors = (packed, given, m, memory, hidden if need_hidden else None, last)
     batch = _batch(x, B, clock, batch_sizes, reverse)
@@ -160,11 +158,10 @@ def backward(
     packed, gbias, left, left_of, ga, records, record_of, sums = (
         0 if begin is None else origin + begin for begin in layout[1:9]
     )
-    pointers = kernel_weights(addresses, sizes)
-    kernels.pack(pointers, packed, stream)
+    kernels.pack(kernel_weights(addresses, sizes), packed, stream)
     batch = _batch(x, B, clock, batch_sizes, reverse)
     before = map(_address, (memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm))
-    arguments = [*batch, *pointers, packed, *before, gbias, left, left_of, ga, records, record_of]
+    arguments = [*batch, packed, *before, gbias, left, left_of, ga, records, record_of]
     kernels.launch("backward", (B, 1), [*arguments, *layout.record_at, *layout.record_of_at], stream)
 
     def factor(begin: int | None, width: int, columns: int) -> Tensor:
@@ -250,7 +247,7 @@ def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: in
         choices = Choices(blocks, compute, lanes, 8, cached + 72 <= registers, g)
         while choices.resident >= 0:
             if shared_bytes(part, sizes, real, value, choices) <= device.shared // blocks - (blocks - 1) * 1024:
-                return choices._replace(packs=choices.resident == g and packed_size(part, sizes, lanes) <= FEW)
+                return choices
             choices = choices._replace(resident=choices.resident - 1)
     return None
 
@@ -320,12 +317,11 @@ class Kernels:
         }
         names = ("pack", "forward") if part == "forward" else ("pack", "backward", "products", "gather")
         self.functions = nvrtc.load(self.source, names, device.capability, self.shared)
-        self.packed = 0 if choices.packs else packed_size(part, sizes, choices.lanes)
+        self.packed = packed_size(part, sizes, choices.lanes)
         self.layouts: dict[tuple[int, int, bool, bool], Layout] = {}
 
     def pack(self, pointers: list[int], to: int, stream: int) -> None:
-        if self.packed:
-            self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
+        self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
 
     def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], stream: int) -> None:
         nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), stream)
@@ -402,7 +398,7 @@ def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choic
         "TILES": products.threads, "BATCHED": products.batched, "PRODUCTS_BYTES": products.shared(real),
         f"{part.upper()}_BYTES": shared_bytes(part, sizes, real, value, choices),
     }  # fmt: skip
-    flags = {"CACHED": choices.cached, "PACKS": choices.packs, "PROJECTED": projected, "BIASED": biased}
+    flags = {"CACHED": choices.cached, "PROJECTED": projected, "BIASED": biased}
     lines = [
         *(["#define FORWARD"] if part == "forward" else []),
         *(f"struct {NAMES[value]};" for _ in range(value.itemsize == 2)),
