@@ -1,0 +1,95 @@
+"""MS-LMN and LSTM at full size, each with a search of its own for the learning rate, over several seeds.
+
+    mslmn prepare handwriting --features offsets --out words.npz
+    python tools/compare_handwriting.py words.npz comparison --epochs 24 --rates 1e-3 2e-3 4e-3
+
+Settings are those of the preset `best`, the epochs the same for all. A model's learning rate is the one with the highest
+validation accuracy, the mean over seeds; only then the test lines are read, with that rate's models. What is done is not
+done again, and what was interrupted goes on. Seconds are those of training, validation left out: compare them only if
+nothing else ran (--jobs 1).
+"""
+
+import argparse
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mslmn import checkpoint
+from mslmn.data import handwriting as pen
+from mslmn.experiments import handwriting
+from mslmn.objectives import character_accuracy
+
+
+def run(data: Path, out: Path, model: str, rate: float, seed: int, epochs: int, device: str | None) -> dict[str, float]:
+    folder = out / f"{model} {rate:g} {epochs} {seed}"
+    path = folder / "found.json"
+    if path.exists():
+        found: dict[str, float] = json.loads(path.read_text())
+        return found
+    torch.set_num_threads(1)
+    settings = replace(handwriting.settings(model, "best", epochs), learning_rate=rate)
+    result = handwriting.fitted(model, settings, pen.load(data), seed, folder, device)
+    found = {
+        "validation": handwriting.validation_accuracy(result) or 0.0,
+        "seconds": sum(stage["seconds"] for stage in result.stages),
+        "epochs": len(result.history),
+        "parameters": sum(p.numel() for p in result.model.parameters()),
+    }
+    path.write_text(json.dumps(found))
+    return found
+
+
+def test(data: Path, out: Path, model: str, rate: float, seed: int, epochs: int) -> float:
+    best = checkpoint.load(out / f"{model} {rate:g} {epochs} {seed}" / "best")
+    pairs = pen.load(data).pairs("test")
+    paths = handwriting.read(best, [x for x, _ in pairs])
+    right = [
+        character_accuracy(handwriting.collapsed(path), y.tolist()) for path, (_, y) in zip(paths, pairs, strict=True)
+    ]
+    return float(np.mean(right))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="what mslmn prepare handwriting wrote")
+    parser.add_argument("out", type=Path, help="a folder for what is done")
+    parser.add_argument("--models", nargs="+", default=["MS-LMN", "LSTM"])
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device")
+    parser.add_argument("--no-test", action="store_true", help="leave the test lines alone")
+    o = parser.parse_args()
+    o.out.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(o.jobs, multiprocessing.get_context("spawn")) as pool:
+        runs = {
+            key: pool.submit(run, o.data, o.out, *key, o.epochs, o.device)
+            for key in product(o.models, o.rates, range(o.seeds))
+        }
+        found = {key: future.result() for key, future in runs.items()}
+    print(
+        "| model | learning rate | validation % | by seed | test % | by seed | seconds |\n|---|---|---|---|---|---|---|"
+    )
+    for model in o.models:
+        by_rate = {r: [found[model, r, seed]["validation"] for seed in range(o.seeds)] for r in o.rates}
+        best = max(by_rate, key=lambda r: np.mean(by_rate[r]))
+        for r, accuracies in by_rate.items():
+            tested = []
+            if r == best and not o.no_test:
+                tested = [test(o.data, o.out, model, r, seed, o.epochs) for seed in range(o.seeds)]
+            seconds = np.mean([found[model, r, seed]["seconds"] for seed in range(o.seeds)])
+            columns = [
+                f"{100 * np.mean(v):.2f} | {', '.join(f'{100 * a:.2f}' for a in v)}" for v in (accuracies, tested) if v
+            ]
+            print(f"| {model} | {r:g} | {' | '.join(columns)}{'' if tested else ' | | '} | {seconds:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
