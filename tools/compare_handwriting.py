@@ -3,10 +3,10 @@
     mslmn prepare handwriting --features offsets --out words.npz
     python tools/compare_handwriting.py words.npz comparison --epochs 24 --rates 1e-3 2e-3 4e-3
 
-Settings are those of the preset `best`, the epochs the same for all. A model's learning rate is the one with the highest
-validation accuracy, the mean over seeds; only then the test lines are read, with that rate's models. What is done is not
-done again, and what was interrupted goes on. Seconds are those of training, validation left out: compare them only if
-nothing else ran (--jobs 1).
+Settings are those of the preset `best`, the epochs the same for all. A model's learning rate is the one with the
+highest validation accuracy, the mean over seeds; only then the test lines are read, with that rate's models. What is done
+is not done again, and what was interrupted goes on. Seconds are those of training, validation left out: compare them only
+if nothing else ran (--jobs 1).
 """
 
 import argparse
@@ -85,10 +85,13 @@ def main() -> None:
             if r == best and not o.no_test:
                 tested = [test(o.data, o.out, model, r, seed, o.epochs) for seed in range(o.seeds)]
             seconds = np.mean([found[model, r, seed]["seconds"] for seed in range(o.seeds)])
-            columns = [
-                f"{100 * np.mean(v):.2f} | {', '.join(f'{100 * a:.2f}' for a in v)}" for v in (accuracies, tested) if v
-            ]
-            print(f"| {model} | {r:g} | {' | '.join(columns)}{'' if tested else ' | | '} | {seconds:.0f} |")
+            columns = [_column(accuracies), _column(tested) if tested else " | "]
+            print(f"| {model} | {r:g} | {' | '.join(columns)} | {seconds:.0f} |")
+
+
+def _column(accuracies: list[float]) -> str:
+    """The mean, and each."""
+    return f"{100 * np.mean(accuracies):.2f} | {', '.join(f'{100 * a:.2f}' for a in accuracies)}"
 
 
 if __name__ == "__main__":
