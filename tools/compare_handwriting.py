@@ -4,9 +4,9 @@
     python tools/compare_handwriting.py words.npz comparison --epochs 24 --rates 1e-3 2e-3 4e-3
 
 Settings are those of the preset `best`, the epochs the same for all. A model's learning rate is the one with the
-highest validation accuracy, the mean over seeds; only then the test lines are read, with that rate's models. What is done
-is not done again, and what was interrupted goes on. Seconds are those of training, validation left out: compare them only
-if nothing else ran (--jobs 1).
+highest validation accuracy, the mean over seeds; only then the test lines are read, with that rate's models. What is
+done is not done again, and what was interrupted goes on. Seconds are those of training, validation left out: compare
+them only if nothing else ran (--jobs 1).
 """
 
 import argparse
