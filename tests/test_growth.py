@@ -276,6 +276,33 @@ def test_growth_keeps_training_mode_and_gradients():
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_silent_model_is_one_with_a_single_module(layers):
+    """What the slower modules hear they remember, but no one listens to them."""
+    model = SequenceModel(
+        MSLMN(2, 5, 3, 4, num_layers=layers, bidirectional=True, init="xavier"), 3, output="all"
+    ).double()
+    alone = SequenceModel(MSLMN(2, 5, 3, 1, num_layers=layers, bidirectional=True), 3, output="all").double()
+    model.silence()
+    weights = model.state_dict()
+    own = {name: value for name, value in weights.items() if name in alone.state_dict()}
+    for i in range(2, 2 * layers):  # upper layers read the first module of each direction
+        own[f"encoder.cells.{i}.Wxh"] = own[f"encoder.cells.{i}.Wxh"].unflatten(1, (2, 4, 3))[:, :, 0].flatten(1)
+    alone.load_state_dict(own)
+    x = torch.randn(40, 2, 2, dtype=torch.float64)
+    torch.testing.assert_close(model(x), alone(x))
+    memory = model.encoder(x)[0].unflatten(-1, (2, 4, 3))
+    assert (memory.abs().amax((0, 1, 4)) > 0).all()  # they hear
+    model(x).square().sum().backward()
+    for cell in list(model.encoder.cells)[-2:]:
+        assert all(p.grad.abs().sum() > 0 for p in [*cell.Wmh, *model.readout.Wmy[0]])  # and can learn to speak
+
+
+def test_only_modules_can_be_silenced():
+    with pytest.raises(TypeError, match="only the modules of an MSLMN can be silenced"):
+        SequenceModel(torch.nn.LSTM(2, 3), 1).silence()
+
+
 def test_a_grown_layer_is_like_one_that_was_built_so():
     layer = encoder(g=1, bidirectional=True, num_layers=2)
     for _ in range(2):

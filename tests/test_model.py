@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, unpack_sequen
 import mslmn
 from mslmn import LMN, MSLMN, ClockworkRNN, SequenceModel, checkpoint, objectives
 from mslmn.checkpoint import CheckpointError
-from mslmn.model import ModuleNorm, PrefixNorm
+from mslmn.model import ModuleNorm, PrefixNorm, _is_slow
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")  # oneDNN has none
@@ -290,6 +290,27 @@ def test_ctc_is_torch_s_and_short_sequences_count_zero():
     assert score.items == 3
     padded, _ = pad_packed_sequence(packed)
     assert math.isfinite(CTC().loss(padded, target).total.item())
+
+
+def test_targets_packed_in_another_order_are_brought_into_step():
+    """Torch packs many equally long sequences in any order, `collate` in theirs."""
+    xs = [torch.randn(4 if i < 12 else 2, 2) for i in range(20)]
+    objective = objectives.NMSE()
+    for output in (pack_sequence(xs, enforce_sorted=False), pack_sequence(xs), objective.collate(xs)):
+        for target in (pack_sequence(xs, enforce_sorted=False), objective.collate(xs)):
+            assert objective.loss(output, target).total == 0
+    turned = objective.collate(xs[::-1])  # the short ones first: other lengths, the same rows
+    with pytest.raises(ValueError, match="each target must be as long as its sequence"):
+        objective.loss(objective.collate(xs), turned)
+
+
+def test_a_packed_lstm_is_padded_only_where_that_is_not_a_waste():
+    model = SequenceModel(nn.LSTM(2, 3, bidirectional=True), 1, output="all")
+    for lengths in ([5, 5, 4], [90, 1, 1, 1, 1, 1, 1, 1]):
+        packed = pack_sequence([torch.randn(n, 2) for n in lengths])
+        expected = model.readout(model.encoder(packed)[0].data)
+        torch.testing.assert_close(model(packed).data, expected)
+    assert not _is_slow(model.encoder, packed)
 
 
 def test_best_path_collapses_repeats_before_it_drops_blanks():

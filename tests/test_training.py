@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from mslmn import MSLMN, SequenceModel, checkpoint
+from mslmn import MSLMN, SequenceModel, checkpoint, training
 from mslmn.checkpoint import CheckpointError
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 from mslmn.training import Diverged, Plan, fit
@@ -404,6 +405,20 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         run(tmp_path, grow="never", learning_rate=1e6, clip=1e9, epochs=200, net=model(init="xavier"), patience=200)
     _, tensors = checkpoint.read(tmp_path, "run")
     assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_no_step_is_taken_on_a_loss_that_is_not_a_number(monkeypatch):
+    """Also where nobody looks before the epoch is over, as on a GPU."""
+    monkeypatch.setattr(training._Run, "_check", lambda self, total: None)
+    model = SequenceModel(MSLMN(1, 3, 2, 1), 1, output="all")
+    good = [(torch.randn(5, 1), torch.randn(5, 1)) for _ in range(4)]
+    bad = [(torch.randn(5, 1), torch.full((5, 1), math.nan))]
+    for pairs in (good, bad):
+        before = [p.clone() for p in model.parameters()]
+        fit(model, pairs, good, NMSE(1.0), plan=Plan(epochs=1, grow="never"), progress=False)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert moved == (pairs is good)
+        assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):

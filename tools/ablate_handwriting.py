@@ -66,6 +66,10 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     "CW-RNN, 3 modules of 36": ("CW-RNN", replace(BASE, hidden=36)),
     "LSTM, 44 units": ("LSTM", replace(BASE, hidden=44)),
     "LSTM, dropout 0.3": ("LSTM", replace(BASE, hidden=44, dropout=0.3)),
+    "silent: 3 modules of 20": ("MS-LMN", replace(BASE, silent=True)),
+    "silent: 4 modules of 16": ("MS-LMN", replace(BASE, silent=True, memory=16, modules=4)),
+    "silent: 8 modules of 8": ("MS-LMN", replace(BASE, silent=True, memory=8, modules=8)),
+    "silent, dropout 0.3": ("MS-LMN", replace(BASE, silent=True, dropout=0.3)),
 }
 
 

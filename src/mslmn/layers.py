@@ -190,7 +190,7 @@ class ClockedLayer(nn.Module):
         batch_sizes: Tensor | None,
         need_hidden: bool,
     ) -> tuple[ops.Run, ...]:
-        if x.is_cuda and not _hooked(cells):
+        if x.is_cuda and not _watched(cells):
             weights = [cast(Cell, cell).weights() for cell in cells]
             if not self.bidirectional:
                 return (ops.run(x, ms[0], clocks[0], weights[0], batch_sizes, False, need_hidden),)
@@ -217,10 +217,11 @@ class ClockedLayer(nn.Module):
         return f"{type(self).__name__}({self.extra_repr()})"
 
 
-def _hooked(cells: list[nn.Module]) -> bool:
-    """Whether someone waits for calls of the cells."""
+def _watched(cells: list[nn.Module]) -> bool:
+    """Whether someone waits for calls of the cells: hooks, wrappers, another `forward`."""
     for cell in cells:
-        if cell._forward_hooks or cell._forward_pre_hooks or cell._backward_hooks or cell._backward_pre_hooks:
+        hooks = cell._forward_hooks or cell._forward_pre_hooks or cell._backward_hooks or cell._backward_pre_hooks
+        if hooks or type(cell) not in (MSLMNCell, ClockworkCell) or "forward" in cell.__dict__:
             return True
     return bool(nn.modules.module._has_any_global_hook())
 
@@ -345,6 +346,22 @@ class MSLMN(ClockedLayer):
         factors = largest_singular_values(torch.stack(blocks)).clamp_min(1)
         for block, factor in zip(blocks, factors.unbind(), strict=True):
             block.div_(factor)
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Let no module but the fastest speak, as if the others had just grown: of each slower module k
+
+            Wmh[k] = 0        Wmm[k->i] = 0 for i < k        b_m[k] = 0        and 0 where upper layers read it
+
+        while ``Whm[k]`` and ``Wmm[k->k]`` stay, so that it remembers what it hears. The rest of the network then
+        computes what it would with one module, and learns first what can be learnt from nearby.
+        """
+        D, g, M = self.num_directions, self.num_modules, self.memory_size
+        for i, cell in enumerate(cast(Iterable[MSLMNCell], self.cells)):
+            for j, block in list(enumerate(cell.own_blocks()))[1:]:
+                cell.set_module(j, cell.Whm[j].clone(), block.clone())
+            if i >= D:
+                cell.Wxh.unflatten(1, (D, g, M))[:, :, 1:] = 0
 
     def grow(self, A: Tensor | Sequence[Tensor], B: Tensor | Sequence[Tensor]) -> None:
         """Add a module, slower than all others, to every layer and direction.

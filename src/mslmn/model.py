@@ -44,6 +44,13 @@ class Readout(nn.Module):
         if self.b_y is not None and bias is not None:
             self.b_y.copy_(bias)
 
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Zeros for all modules but the fastest."""
+        for direction in self.Wmy:
+            for block in direction.tensors()[1:]:  # type: ignore[operator]
+                block.zero_()
+
     def grow(self) -> None:
         """Zeros for a new module in each direction: the output stays as it is."""
         for direction in self.Wmy:
@@ -176,7 +183,7 @@ class SequenceModel(nn.Module):
     def features(self, input: Tensor | PackedSequence) -> Tensor | PackedSequence:
         """What the readout reads: (B, D*G), or, with ``output="all"``, in the form of the input."""
         memory: Tensor | PackedSequence
-        if isinstance(input, PackedSequence) and _is_slow(self.encoder):
+        if isinstance(input, PackedSequence) and _is_slow(self.encoder, input):
             memory = _padded_lstm(cast(nn.LSTM, self.encoder), input, self.output == "last")
         else:
             memory, state = self.encoder(input)
@@ -196,6 +203,17 @@ class SequenceModel(nn.Module):
             raise ValueError("a bidirectional encoder needs the whole sequence; build a unidirectional one to stream")
         memory, state = self.encoder(input, state)
         return self.readout(memory if self.norm is None else self.norm(memory)), state
+
+    def silence(self) -> None:
+        """Let no module but the fastest be heard, before training, see `MSLMN.silence`: the readout of the others is
+        zero too. What is near is learnt first, as in a network that grows; what is far is there when it is needed."""
+        if not isinstance(self.encoder, MSLMN):
+            raise TypeError(
+                f"only the modules of an MSLMN can be silenced, the encoder is {type(self.encoder).__name__}; "
+                "build the model on one"
+            )
+        self.encoder.silence()
+        self.readout.silence()
 
     def grow(self, A: Any, B: Any) -> None:
         """A new, slower module, see `MSLMN.grow`; its readout is zero, so the output stays what it was."""
@@ -232,12 +250,13 @@ def _final(state: Any, D: int) -> Tensor:
     return torch.cat(memory[-D:].unbind(), -1)
 
 
-def _is_slow(encoder: nn.Module) -> bool:
-    """Torch's LSTM takes five times longer for packed sequences than for padded ones on the CPU, cuDNN's in both
-    directions twice as long."""
-    return isinstance(encoder, nn.LSTM) and not (
-        encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size)
-    )
+def _is_slow(encoder: nn.Module, input: PackedSequence) -> bool:
+    """Torch's LSTM takes five times longer for packed sequences than for padded ones on the CPU, and so does cuDNN's in
+    both directions; unless there is much more padding than there are steps."""
+    if not isinstance(encoder, nn.LSTM) or (encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size)):
+        return False
+    rows = len(input.batch_sizes) * int(input.batch_sizes[0])
+    return (encoder.bidirectional or not input.data.is_cuda) and rows <= 4 * len(input.data)
 
 
 def _padded_lstm(lstm: nn.LSTM, input: PackedSequence, last: bool) -> Tensor | PackedSequence:

@@ -34,6 +34,7 @@ class Objective:
 
     metric_name = ""
     higher_is_better = False
+    on_cpu = False  # whether it wants targets there, wherever the model is
     readout = "zeros"  # how to find that of a new module: "least squares", "convex", or leave it to training
 
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> None:
@@ -101,8 +102,7 @@ class NMSE(Objective):
             self.variance = config["variance"]
 
     def loss(self, output: Output, target: Any) -> Score:
-        y, expected = _data(output), _data(target)
-        _check_steps(output, target)
+        y, expected = _data(output), _in_step(output, target)
         if y.shape != expected.shape:
             raise ValueError(
                 f"the target must have the shape of the output, {tuple(y.shape)}, got {tuple(expected.shape)}; "
@@ -135,8 +135,7 @@ class CrossEntropy(Objective):
         return target.dim() > 0
 
     def _checked(self, output: Output, target: Any) -> tuple[Tensor, Tensor]:
-        logits, classes = _data(output), _data(target)
-        _check_steps(output, target)
+        logits, classes = _data(output), _in_step(output, target)
         if logits.shape[:-1] != classes.shape or classes.is_floating_point():
             raise ValueError(
                 f"targets must be class numbers of shape {tuple(logits.shape[:-1])}, got {classes.dtype} "
@@ -160,6 +159,7 @@ class CTC(Objective):
 
     metric_name = "character accuracy"
     higher_is_better = True
+    on_cpu = True
 
     def collate(self, targets: Sequence[Any]) -> list[Tensor]:
         return [torch.as_tensor(target) for target in targets]
@@ -174,7 +174,7 @@ class CTC(Objective):
             packing.pad(PackedSequence(wide.log_softmax(-1), steps.batch_sizes)),
             packing.to_device(labels if order == sorted(order) else torch.cat(target), wide.device),
             packing.lengths(steps),
-            torch.tensor([len(t) for t in target]),
+            torch.tensor([len(t) for t in target], device="cpu"),
             reduction="sum",
             zero_infinity=True,
         )
@@ -234,16 +234,26 @@ def _data(x: Any) -> Tensor:
     return x
 
 
-def _check_steps(output: Any, target: Any) -> None:
-    """Packed sequences of other lengths, or in another order, may still have the same number of rows."""
+def _in_step(output: Any, target: Any) -> Tensor:
+    """The rows of the target, in the order of the output's. Packed sequences of other lengths may still have as many
+    rows, and equally long sequences may have been packed in another order."""
+    rows = _data(target)
     if not isinstance(output, PackedSequence) or not isinstance(target, PackedSequence):
-        return
-    orders = [x.sorted_indices for x in (output, target)]
-    if orders[0] is not None or orders[1] is not None:
-        orders = [torch.arange(int(output.batch_sizes[0])) if order is None else order.cpu() for order in orders]
-    differ = orders[0] is not None and not torch.equal(*orders)  # type: ignore[arg-type]
-    if not torch.equal(output.batch_sizes, target.batch_sizes) or differ:
+        return rows
+    given, wanted = (x.sorted_indices for x in (target, output))  # None: in the caller's order
+    same = torch.equal(output.batch_sizes, target.batch_sizes)
+    if same and given is not wanted and not (given is not None and wanted is not None and torch.equal(given, wanted)):
+        places = torch.arange(int(target.batch_sizes[0]), device="cpu")  # of the target's sequences
+        if given is not None:
+            places[given.cpu()] = places.clone()
+        order = places if wanted is None else places[wanted.cpu()]  # where each of the output's sequences is
+        long = packing.lengths(target)
+        same = torch.equal(long, long[order])
+        if same:
+            rows = rows.index_select(0, packing.rows(target, order).to(rows.device))
+    if not same:
         raise ValueError("each target must be as long as its sequence; pack both in the same order")
+    return rows
 
 
 def _by_step(output: Output) -> tuple[PackedSequence, list[int]]:
@@ -257,7 +267,7 @@ def _by_step(output: Output) -> tuple[PackedSequence, list[int]]:
             "build the model with output='all'"
         )
     T, B = output.shape[:2]
-    return PackedSequence(output.flatten(0, 1), torch.full((T,), B)), list(range(B))
+    return PackedSequence(output.flatten(0, 1), torch.full((T,), B, device="cpu")), list(range(B))
 
 
 def _checked_labels(target: Sequence[Tensor], B: int, O: int) -> Tensor:

@@ -46,15 +46,19 @@ def lengths(packed: PackedSequence) -> Tensor:
     return torch.from_numpy(len(sizes) - np.searchsorted(sizes[::-1], np.arange(sizes[0]), side="right"))
 
 
+def rows(packed: PackedSequence, order: Tensor) -> Tensor:
+    """Where the rows of a packed batch are once its sequences come in another order, of equally long ones."""
+    sizes = packed.batch_sizes.numpy()
+    steps, sequences = _coordinates(sizes)
+    return torch.from_numpy((np.cumsum(sizes) - sizes)[steps] + order.numpy()[sequences])
+
+
 def to_device(t: Tensor, device: torch.device) -> Tensor:
     """Without waiting for what the device is doing."""
-    if device.type != "cuda" or t.device.type != "cpu":
+    if device.type != "cuda" or t.device.type != "cpu" or t.dtype == torch.bfloat16 or t.requires_grad:
         return t.to(device)
-    pinned = torch.empty(t.shape, dtype=t.dtype, pin_memory=True)
-    if t.dtype == torch.bfloat16:
-        pinned.copy_(t)
-    else:
-        np.copyto(pinned.numpy(), t.numpy())
+    pinned = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True)
+    np.copyto(pinned.numpy(), t.numpy())
     return pinned.to(device, non_blocking=True)
 
 

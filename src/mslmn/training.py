@@ -309,7 +309,8 @@ class _Run:
             total += sums
             if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
                 self._check(total)
-            adam.found_inf = (~torch.isfinite(total[0])).float()  # type: ignore[attr-defined]  # then no step is taken
+            fine = torch.isfinite(total).all() & (sums[1] > 0)
+            adam.found_inf = (~fine).float()  # type: ignore[attr-defined]  # 1: no step is taken
             adam.zero_grad()
             (score.total * (weight * self.world / sums[1].to(score.total))).backward()  # processes' are averaged
             nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
@@ -326,9 +327,9 @@ class _Run:
 
     def _check(self, total: Tensor) -> None:
         """The loss of the epoch so far."""
-        loss = (total[0] / total[1]).item()
-        if not math.isfinite(loss):
-            self.diverged(f"the loss is {loss}")
+        loss, items = total.tolist()
+        if not (math.isfinite(loss) and math.isfinite(items)):
+            self.diverged(f"the loss is {loss} of {items:g} items")
 
     def _learning_rate(self, batch: int) -> float:
         """Of a batch of the current epoch."""
@@ -637,10 +638,12 @@ class _Data:
         if noise:
             xs = [x + noise * _normal(x, seed, i) for x, i in zip(xs, indices, strict=True)]
         target = self.objective.collate([self.pairs[i][1] for i in indices])
-        return self._there(packing.pack(xs)), target if isinstance(target, list) else self._there(target)
+        return self._there(packing.pack(xs)), target if self.objective.on_cpu else self._there(target)
 
     def _there(self, batch: Any) -> Any:
-        """On the device, without waiting for it. Lists of labels stay: they are wanted together, by the loss."""
+        """On the device, without waiting for it."""
+        if isinstance(batch, list):
+            return [self._there(one) for one in batch]
         if isinstance(batch, PackedSequence) and batch.sorted_indices is None:
             return PackedSequence(packing.to_device(batch.data, self.device), *batch[1:])
         return packing.to_device(batch, self.device) if isinstance(batch, Tensor) else batch.to(self.device)

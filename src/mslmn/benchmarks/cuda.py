@@ -262,7 +262,7 @@ def worst_error(module: nn.Module, layer: ClockedLayer, like: Tensor, bound: flo
             for found, allowed in ((narrow, bound), (near, FP32_BOUND))
             for name, value in expected.items()
         )
-        if not chosen[0] <= off:
+        if chosen[1] is None or off < chosen[0] or math.isnan(chosen[0]):
             chosen = off, (x, g, expected, copy.deepcopy(layer.state_dict()))
         if off <= 1 / 4:
             break

@@ -25,6 +25,7 @@ class Settings:
     memory: int | None = None  # per module, of LMN and MS-LMN
     modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
     init: str = "xavier"
+    silent: bool = False  # only the fastest module is heard at first, see `SequenceModel.silence`; of MS-LMN
     learn_initial_state: bool = False
     forget_gate: float = FORGET_GATE  # bias of the LSTM's
     norm: str | None = None
@@ -117,4 +118,7 @@ def build(
         encoder = LMN(input_size, hidden, memory, **chosen)
     else:
         encoder = MSLMN(input_size, hidden, memory, 1 if model == INCREMENTAL else settings.modules, **chosen)
-    return SequenceModel(encoder, output_size, norm=settings.norm, dropout=settings.dropout, **options)
+    built = SequenceModel(encoder, output_size, norm=settings.norm, dropout=settings.dropout, **options)
+    if settings.silent and model == "MS-LMN":
+        built.silence()
+    return built

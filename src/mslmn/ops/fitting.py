@@ -1,5 +1,6 @@
 """What a fused backend is given: checked, because kernels believe the sizes they are told, and laid out plainly."""
 
+from operator import attrgetter
 from typing import NoReturn
 
 import torch
@@ -56,8 +57,7 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights, sizes: Sizes) -> tu
     if not all(map(Tensor.is_contiguous, flat)):
         flat = list(map(Tensor.contiguous, flat))
     addresses = list(map(Tensor.data_ptr, flat))
-    # What has been found to have a dtype and a device has them as long as it lies where it lies.
-    key = (m.dtype, device, *addresses)
+    key = (m.dtype, device, *map(_dtype, flat), *addresses)  # an address is one device's
     if key not in _seen:
         if any(t.dtype != m.dtype or t.device != device for t in flat):
             _refuse(flat, sizes, m, x)
@@ -79,6 +79,7 @@ def kernel_weights(addresses: list[int], sizes: Sizes) -> list[int]:
 
 SEEN = 1024  # layers
 _seen: set[tuple[object, ...]] = set()
+_dtype = attrgetter("dtype")
 
 
 def _refuse(flat: list[Tensor], sizes: Sizes, m: Tensor, x: Tensor) -> NoReturn:

@@ -5,7 +5,6 @@ small sizes the dispatcher would cost several times what the kernels do: there `
 """
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +95,7 @@ def run(
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
     flat = weights.flat()
-    if not (_eager(x, m, clock, *flat) and _has_storage(x, m, clock, flat[0])):
+    if not (_eager(x, m, clock, *flat) and _has_storage(x, m, clock, *flat)):
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
@@ -117,7 +116,7 @@ def _eager(*tensors: Tensor | None) -> bool:
 
 
 def _has_storage(*tensors: Tensor) -> bool:
-    """Not so of what torch.func leaves behind; of the weights the first is asked."""
+    """Not so of what torch.func leaves behind."""
     return all(map(torch._C._has_storage, tensors))
 
 
@@ -134,7 +133,7 @@ def run_both(
     """Both directions of a layer: on a CUDA device at once."""
     (m, clock, weights), (m_2, clock_2, weights_2) = first, second
     tensors = (x, m, clock, m_2, clock_2, *weights.flat(), *weights_2.flat())
-    if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors[:6])):
+    if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors)):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     if torch.is_grad_enabled():
         found = _apply_both(*tensors[:5], batch_sizes, weights, weights_2, *tensors[5:])  # type: ignore[no-untyped-call]
@@ -153,48 +152,28 @@ class _Run(torch.autograd.Function):
         weights, reverse = args[:2]
         ctx.backend = backend = backend_for(x, m, weights)
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden)
-        ctx.weights, ctx.reverse = Unchanged(weights), reverse
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *args[2:])
+        ctx.flags = (weights.Wxh is None, weights.has_bias, reverse)
         ctx.set_materialize_grads(False)
         return memory, hidden, last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, m, clock, batch_sizes, memory, hidden = ctx.saved_tensors
+        x, m, clock, batch_sizes, memory, hidden, *flat = ctx.saved_tensors
         need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:])
-        weights, flat = ctx.weights.get()
+        clockwork, bias, reverse = ctx.flags
         if _through_operator(x, grads):
-            flags = weights.Wxh is None, weights.has_bias, ctx.reverse
             results = run_backward_op(
-                *(x, m, clock, flat, batch_sizes, *flags, memory, hidden, *grads, need_x, need_weights)
+                *(x, m, clock, flat, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
             )
             gx, gm, gweights = _separate(results, flat, need_x, need_weights)
             return gx, gm, None, None, None, None, *gweights
+        weights = Weights.from_flat(flat, clockwork, bias)
         gx, gm, gflat = ctx.backend.backward(
-            *(x, m, clock, weights, batch_sizes, ctx.reverse, memory, hidden, *grads, need_x, need_weights)
+            *(x, m, clock, weights, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
         )
         parts = unflatten(gflat, weights.sizes) if need_weights else [None] * len(flat)
         return gx if need_x else None, gm, None, None, None, None, *parts
-
-
-class Unchanged:
-    """Weights that a backward pass needs as they were: `ctx.save_for_backward`, in less time than it takes for dozens
-    of small tensors. They are inputs, so nothing is kept alive that would not be."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.weights, self.flat = weights, weights.flat()
-        self.versions = list(map(_version, self.flat))
-
-    def get(self) -> tuple[Weights, list[Tensor]]:
-        if self.versions != list(map(_version, self.flat)):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                "weights of a layer changed between its forward and its backward pass; step after backward"
-            )
-        return self.weights, self.flat
-
-
-_version = attrgetter("_version")
 
 
 def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
@@ -223,23 +202,24 @@ class _Both(torch.autograd.Function):
             lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
             lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, need_hidden),
         )
-        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2])
-        ctx.weights = Unchanged(w), Unchanged(w_2)
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *args[8:])
+        ctx.flags = (w.Wxh is None, w.has_bias)
         ctx.set_materialize_grads(False)
         return *one, *two
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2 = ctx.saved_tensors
+        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *weights = ctx.saved_tensors
         need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:])
-        (w, flat), (w_2, flat_2) = (weights.get() for weights in ctx.weights)
+        half = len(weights) // 2
+        flat, flat_2 = weights[:half], weights[half:]
+        w, w_2 = (Weights.from_flat(part, *ctx.flags) for part in (flat, flat_2))
         first = (m, clock, w, flat, False, memory, hidden, grads[:3])
         second = (m_2, clock_2, w_2, flat_2, True, memory_2, hidden_2, grads[3:])
         parts: list[Any]
         if _through_operator(x, grads):
-            flags = w.Wxh is None, w.has_bias
             found = [
-                run_backward_op(x, m, clock, flat, batch_sizes, *flags, reverse, memory, hidden, *g, *wanted)
+                run_backward_op(x, m, clock, flat, batch_sizes, *ctx.flags, reverse, memory, hidden, *g, *wanted)
                 for m, clock, _, flat, reverse, memory, hidden, g in (first, second)
             ]
             parts = [_separate(one, given[3], *wanted)[2] for one, given in zip(found, (first, second), strict=True)]
