@@ -33,7 +33,8 @@ PATIENCE, STAGE, MOST = 50, 50, 1000  # epochs: without improvement, of a stage,
 EXAMPLES = 6  # test lines whose reading is kept, to be looked at
 AT_ONCE = 64  # test lines
 TRAINING: dict[str, Any] = {  # the same for all but the LSTM's learning rate, see docs/results.md
-    "dropout": 0.3, "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "contract": True, "epochs": 40,
+    "dropout": 0.3, "noise": 0.2, "learning_rate": 2e-3, "schedule": "cosine", "warmup": 2, "contract": True,
+    "epochs": 40,
 }  # fmt: skip
 OURS: dict[str, dict[str, Any]] = {
     "LSTM": {"hidden": 102, "norm": "layer", "learning_rate": 4e-3},
@@ -70,7 +71,7 @@ def settings(model: str, preset: str, epochs: int | None = None) -> Settings:
     if preset != "paper":
         chosen = replace(chosen, patience=None, **TRAINING | OURS[model])
     if preset == "quick":
-        chosen = replace(chosen, **{"epochs": 18, "batch_size": 16, "dropout": 0.0} | QUICK[model])
+        chosen = replace(chosen, **{"epochs": 18, "batch_size": 16, "dropout": 0.0, "noise": 0.0} | QUICK[model])
     return replace(chosen, epochs=epochs or chosen.epochs)
 
 
@@ -127,7 +128,8 @@ def fitted(
 ) -> Result:
     torch.manual_seed(derive(seed))
     model = build(name, settings, 4, data.alphabet.outputs, bidirectional=True, output="all")
-    plan = settings.plan(name, seed, 1, buckets=True)
+    noise = settings.noise if data.kind == "offsets" else 0.0  # coordinates lie between 0 and 1, offsets are about 1
+    plan = settings.plan(name, seed, 1, buckets=True, noise=noise)
     train, validation = data.pairs("train"), data.pairs("validation")
     return fit(model, train, validation, CTC(), folder, plan=plan, resume=True, progress=False, device=device)
 

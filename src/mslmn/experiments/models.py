@@ -30,6 +30,7 @@ class Settings:
     forget_gate: float = FORGET_GATE  # bias of the LSTM's
     norm: str | None = None
     dropout: float = 0.0
+    noise: float = 0.0  # see Plan
     first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
     readout: str = "auto"
     horizon: int | None = None
@@ -88,7 +89,7 @@ class Settings:
             max_modules=self.modules,
             divergence="stop",
             seed=seed,
-            **others,
+            **{"noise": self.noise} | others,
         )
 
 
