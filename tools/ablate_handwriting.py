@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mslmn import checkpoint
 from mslmn.data import handwriting as pen
 from mslmn.experiments.handwriting import fitted
 from mslmn.experiments.models import INCREMENTAL, Settings
@@ -91,7 +92,7 @@ def run(data: Path, folder: Path, name: str, seed: int, epochs: int | None) -> d
         "parameters": sum(p.numel() for p in result.model.parameters()),
         "reason": result.reason,
     }
-    path.write_text(json.dumps(found))
+    checkpoint.write_text(path, json.dumps(found))
     return found
 
 

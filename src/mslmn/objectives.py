@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -165,7 +166,7 @@ class CTC(Objective):
         return [torch.as_tensor(target) for target in targets]
 
     def loss(self, output: Output, target: Sequence[Tensor]) -> Score:
-        steps, order = _by_step(output)
+        steps, order = _packed(output)
         O = steps.data.shape[-1]
         labels = _checked_labels(target, len(order), O)
         target = [target[i] for i in order]
@@ -188,15 +189,20 @@ class CTC(Objective):
 
 def best_path(output: Output) -> list[list[int]]:
     """The likeliest label at each step, repeats collapsed, then blanks dropped; one list for each sequence."""
-    steps, order = _by_step(output)
+    steps, order = _packed(output)
     likeliest = PackedSequence(steps.data.argmax(-1).cpu(), steps.batch_sizes)
     paths = packing.pad(likeliest).T.numpy()  # (B, T)
     decoded: dict[int, list[int]] = {}
     for i, path, length in zip(order, paths, packing.lengths(steps).tolist(), strict=True):
-        labels = path[:length]
-        new = np.r_[True, labels[1:] != labels[:-1]]
-        decoded[i] = labels[new & (labels != 0)].tolist()
+        decoded[i] = collapsed(path[:length])
     return [decoded[i] for i in range(len(order))]
+
+
+def collapsed(path: NDArray[np.int64]) -> list[int]:
+    """The labels of a path: repeats once, blanks, label 0, not at all."""
+    new = np.r_[True, path[1:] != path[:-1]]
+    found: list[int] = path[new & (path != 0)].tolist()
+    return found
 
 
 def character_accuracy(found: Sequence[int], expected: Sequence[int]) -> float:
@@ -256,7 +262,7 @@ def _in_step(output: Any, target: Any) -> Tensor:
     return rows
 
 
-def _by_step(output: Output) -> tuple[PackedSequence, list[int]]:
+def _packed(output: Output) -> tuple[PackedSequence, list[int]]:
     """The output as a packed batch, and which sequence is the first of it, the second, ..."""
     if isinstance(output, PackedSequence):
         order = output.sorted_indices

@@ -15,7 +15,7 @@ from ..data import handwriting as pen
 from ..data.handwriting import Handwriting
 from ..growth import evaluation
 from ..model import SequenceModel
-from ..objectives import CTC, character_accuracy
+from ..objectives import CTC, character_accuracy, collapsed
 from ..training import Result, derive, fit
 from . import paper
 from .jobs import Arrays, Job, Task
@@ -106,13 +106,13 @@ def train(job: Job, data: Path, folder: Path, device: str | None) -> tuple[Recor
     best = result.model
     pairs = written.pairs("test")
     paths = list(read(best, [x for x, _ in pairs]))
-    accuracies = [character_accuracy(collapsed(path), y.tolist()) for path, (_, y) in zip(paths, pairs, strict=True)]
+    right = accuracies(paths, pairs)
     record = job.record(
         result,
         1,
         f"{written.name}, {'absolute coordinates' if written.kind == 'absolute' else 'offsets'}",
         "accuracy",
-        float(np.mean(accuracies)),
+        float(np.mean(right)),
         folder,
         features=written.kind,
         best_modules=result.best["modules"],
@@ -120,7 +120,7 @@ def train(job: Job, data: Path, folder: Path, device: str | None) -> tuple[Recor
         validation_accuracy=validation_accuracy(result),
         **{f"{split}_lines": written.splits.count(split) for split in pen.SPLITS},
     )
-    return record, examples(best.cpu(), written, paths) | {"accuracies": np.array(accuracies)}
+    return record, examples(best.cpu(), written, paths) | {"accuracies": np.array(right)}
 
 
 def fitted(
@@ -154,10 +154,9 @@ def _labels(output: Any) -> Iterator[NDArray[np.int64]]:
     return (logits.argmax(-1).cpu().numpy() for logits in unpack_sequence(output))
 
 
-def collapsed(path: NDArray[np.int64]) -> list[int]:
-    """Repeats once, blanks not at all."""
-    changes = np.r_[True, path[1:] != path[:-1]]
-    return [int(label) for label in path[changes] if label != pen.BLANK]
+def accuracies(paths: Sequence[NDArray[np.int64]], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """Of what was `read`, line by line."""
+    return [character_accuracy(collapsed(path), y.tolist()) for path, (_, y) in zip(paths, pairs, strict=True)]
 
 
 def examples(model: SequenceModel, data: Handwriting, paths: Sequence[NDArray[np.int64]]) -> Arrays:

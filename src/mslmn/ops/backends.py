@@ -74,6 +74,15 @@ def needs_reference() -> bool:
     return True
 
 
+def eager() -> bool:
+    """Whether nobody is tracing, transforming or watching operators."""
+    return (
+        not torch.compiler.is_compiling()  # first: the rest is not for tracers to see
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
 def choose(device: torch.device) -> str:
     """The fused backend for tensors on a device; an error if the user wants one that cannot run them."""
     name = _wish

@@ -105,13 +105,11 @@ def run(
 
 
 def _eager(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors with memory, and nobody is tracing, transforming or watching operators."""
+    """Whether these are plain tensors with memory, and execution is plain too."""
     return (
-        not torch.compiler.is_compiling()  # first: the rest is not for tracers to see
+        backends.eager()  # first: the rest is not for tracers to see
         and _PLAIN.issuperset(map(type, tensors))
         and tensors[0].device.type != "meta"  # type: ignore[union-attr]
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
     )
 
 

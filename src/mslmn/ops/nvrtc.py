@@ -1,6 +1,6 @@
 """From CUDA source to functions that can be launched: NVRTC, a cache on disk, the driver.
 
-PyTorch's CUDA builds bring NVRTC and, from 2.10, cuda-bindings, through which both are called.
+PyTorch's CUDA builds bring NVRTC and, from 2.10, cuda-bindings, through which both are called, but for launches.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def why_not() -> str | None:
     try:
         from cuda.bindings import driver, nvrtc  # noqa: F401
     except ImportError:
-        return "they are launched with cuda-bindings, which is not installed: pip install 'mslmn[cuda]'"
+        return "they are loaded with cuda-bindings, which is not installed: pip install 'mslmn[cuda]'"
     try:
         version()
     except Exception as error:

@@ -6,6 +6,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from . import backends
+
 MOST = 2**20  # values: what is larger is filled when it is needed
 VIEWS = 256
 _buffers: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}  # never freed: CUDA graphs may read them
@@ -14,7 +16,7 @@ _views: dict[tuple[tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros to read: several callers get the same memory."""
-    if device.type != "cuda" or not _eager():
+    if device.type != "cuda" or not backends.eager():
         return torch.zeros(shape, dtype=dtype, device=device)
     found = _views.get((shape, dtype, device))
     if found is None:
@@ -22,14 +24,6 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
             return torch.zeros(shape, dtype=dtype, device=device)
         found = _view(shape, dtype, device)
     return found
-
-
-def _eager() -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-    )
 
 
 def _view(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
