@@ -374,7 +374,7 @@ def test_fewer_epochs_than_between_two_checkpoints_are_that_many():
 )
 def test_a_padded_lstm_is_the_packed_one(lengths, layers, proj, bias, batch_first, ordered, last, both):
     if both:
-        layers, proj = 1, 0
+        proj = 0
     options = {"bias": bias, "batch_first": batch_first, "proj_size": proj, "bidirectional": both}
     lstm = nn.LSTM(2, 3, layers, **options).double()
     if ordered:
@@ -558,3 +558,11 @@ def test_results_are_written_whole_and_last(tmp_path, monkeypatch):
         ((_, error),) = jobs.execute([task], processes=1, device="cpu")
     assert "No space left" in error and not task.done
     assert jobs.execute([task], processes=1, device="cpu") == [] and task.done
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_layers_stand_on_each_other_in_every_model(name):
+    settings = models.Settings(hidden=5, memory=3, modules=2, layers=2)
+    encoder = models.build(name, settings, 4, 6, bidirectional=True, output="all").encoder
+    assert encoder.num_layers == 2
+    assert settings.sizes(name)["layers"] == 2

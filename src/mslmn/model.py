@@ -253,7 +253,7 @@ def _final(state: Any, D: int) -> Tensor:
 def _is_slow(encoder: nn.Module, input: PackedSequence) -> bool:
     """Torch's LSTM takes five times longer for packed sequences than for padded ones on the CPU, and so does cuDNN's in
     both directions; unless there is much more padding than there are steps."""
-    if not isinstance(encoder, nn.LSTM) or (encoder.bidirectional and (encoder.num_layers > 1 or encoder.proj_size)):
+    if not isinstance(encoder, nn.LSTM) or (encoder.bidirectional and encoder.proj_size):
         return False
     rows = len(input.batch_sizes) * int(input.batch_sizes[0])
     return (encoder.bidirectional or not input.data.is_cuda) and rows <= 4 * len(input.data)
@@ -273,21 +273,30 @@ def _padded_lstm(lstm: nn.LSTM, input: PackedSequence, last: bool) -> Tensor | P
 
 
 def _padded_both(lstm: nn.LSTM, padded: Tensor, lengths: Tensor, last: bool) -> Tensor:
-    """Both directions of a single layer, (T, B, I), the second one on every sequence turned round; for the ``last``
-    memories it is left so."""
+    """Both directions, (T, B, I), the second one on every sequence turned round; for the ``last`` memories it is left
+    so."""
     T, B = padded.shape[:2]
     zeros = padded.new_zeros(1, B, lstm.hidden_size)
     steps = torch.arange(T, device=lengths.device)[:, None]
-    turned = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
-    half = len(lstm._flat_weights) // 2
-    outputs = []
+    turn = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
+    each = len(lstm._flat_weights) // (2 * lstm.num_layers)
+    parts = [lstm._flat_weights[i : i + each] for i in range(0, len(lstm._flat_weights), each)]  # by layer, direction
+    x = padded
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part")  # half of them: cuDNN gathers them
-        for weights, index in ((lstm._flat_weights[:half], None), (lstm._flat_weights[half:], turned)):
-            x = padded if index is None else padded.gather(0, index.expand_as(padded))
-            y = torch._VF.lstm(x, (zeros, zeros), weights, lstm.bias, 1, 0.0, lstm.training, False, False)[0]  # type: ignore[arg-type]
-            outputs.append(y if index is None or last else y.gather(0, index.expand_as(y)))
-    return torch.cat(outputs, -1)
+        warnings.filterwarnings("ignore", "RNN module weights are not part")  # some of them: cuDNN gathers them
+        for layer in range(lstm.num_layers):
+            if layer:
+                x = F.dropout(x, lstm.dropout, lstm.training)
+            y, turned = (
+                torch._VF.lstm(given, (zeros, zeros), weights, lstm.bias, 1, 0.0, lstm.training, False, False)[0]  # type: ignore[arg-type]
+                for given, weights in zip((x, _turned(x, turn)), parts[2 * layer :], strict=False)
+            )
+            x = torch.cat([y, turned if last and layer + 1 == lstm.num_layers else _turned(turned, turn)], -1)
+    return x
+
+
+def _turned(x: Tensor, turn: Tensor) -> Tensor:  # (T, B, n), (T, B, 1)
+    return x.gather(0, turn.expand_as(x))
 
 
 def _map(function: Callable[[Tensor], Tensor], x: Tensor | PackedSequence) -> Any:

@@ -24,6 +24,7 @@ class Settings:
     hidden: int  # CW-RNN: per module
     memory: int | None = None  # per module, of LMN and MS-LMN
     modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
+    layers: int = 1  # on top of each other, each of these sizes
     init: str = "xavier"
     silent: bool = False  # only the fastest module is heard at first, see `SequenceModel.silence`; of MS-LMN
     learn_initial_state: bool = False
@@ -54,6 +55,8 @@ class Settings:
             found["memory"] = self.memory_size
         if model in CLOCKED:
             found["modules"] = self.modules
+        if self.layers > 1:
+            found["layers"] = self.layers
         return found
 
     @property
@@ -107,11 +110,12 @@ def build(
         "init": settings.init,
         "learn_initial_state": settings.learn_initial_state,
         "bidirectional": bidirectional,
+        "num_layers": settings.layers,
     }
     hidden, memory = settings.hidden, settings.memory_size
     encoder: nn.Module
     if model == "LSTM":  # torch's, which cannot do without input
-        lstm = nn.LSTM(max(1, input_size), hidden, bidirectional=bidirectional)
+        lstm = nn.LSTM(max(1, input_size), hidden, settings.layers, bidirectional=bidirectional)
         encoder = set_forget_gate_bias(lstm, settings.forget_gate)
     elif model in ("RNN", "CW-RNN"):  # with one module the Clockwork RNN is the simple RNN
         encoder = ClockworkRNN(input_size, hidden, settings.modules if model == "CW-RNN" else 1, **chosen)

@@ -596,7 +596,11 @@ def units(sizes: Mapping[str, int]) -> str:
 
     >>> units({"hidden": 1, "memory": 4, "modules": 9}), units({"hidden": 4, "modules": 9}), units({"hidden": 31})
     ('1 hidden, 9 x 4 memory', '9 x 4 hidden', '31 hidden')
+    >>> units({"hidden": 31, "layers": 2})
+    '2 layers of 31 hidden'
     """
+    if "layers" in sizes:
+        return f"{sizes['layers']} layers of {units({name: n for name, n in sizes.items() if name != 'layers'})}"
     modules = f"{sizes['modules']} x " if "modules" in sizes else ""
     if "memory" in sizes:
         return f"{sizes['hidden']} hidden, {modules}{sizes['memory']} memory"
