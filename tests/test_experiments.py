@@ -403,10 +403,13 @@ def test_the_model_takes_the_padded_way_only_where_it_may(monkeypatch):
     taken = []
     monkeypatch.setattr(model, "_padded_lstm", lambda lstm, *rest: taken.append(lstm) or _padded_lstm(lstm, *rest))
     packed = pack_sequence([torch.randn(n, 2) for n in (3, 5)], enforce_sorted=False)
-    one, both = nn.LSTM(2, 3), nn.LSTM(2, 3, bidirectional=True)
-    for encoder in (one, both, nn.GRU(2, 3), nn.LSTM(2, 3, 2, bidirectional=True)):
+    padded = [nn.LSTM(2, 3), nn.LSTM(2, 3, bidirectional=True), nn.LSTM(2, 3, 2, bidirectional=True)]
+    for encoder in (*padded, nn.GRU(2, 3), nn.LSTM(2, 3, proj_size=2, bidirectional=True)):
         SequenceModel(encoder, 2)(packed)
-    assert taken == [one, both]
+    assert taken == padded
+    mostly_padding = pack_sequence([torch.randn(n, 2) for n in (50, *[1] * 9)])
+    SequenceModel(padded[0], 2)(mostly_padding)
+    assert taken == padded
 
 
 # Plans
