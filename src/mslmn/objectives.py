@@ -57,6 +57,10 @@ class Objective:
     def loss(self, output: Output, target: Any) -> Score:
         raise NotImplementedError
 
+    def first_loss(self, output: Output, target: Any) -> Score:
+        """What the first epochs train for, under ``Plan(flat_start=...)``, where the loss itself gives no start."""
+        return self.loss(output, target)
+
     def metric(self, output: Output, target: Any) -> Score:
         raise NotImplementedError
 
@@ -110,7 +114,7 @@ class NMSE(Objective):
                 "one value per output and step"
             )
         error = (y - expected).square().sum() / (self.variance or 1.0)
-        return Score(error, error.new_tensor(y.numel()))
+        return Score(error, error.new_full((), y.numel()))
 
     metric = loss
 
@@ -125,12 +129,12 @@ class CrossEntropy(Objective):
     def loss(self, output: Output, target: Any) -> Score:
         logits, classes = self._checked(output, target)
         loss = F.cross_entropy(logits, classes, reduction="sum")
-        return Score(loss, loss.new_tensor(len(classes)))
+        return Score(loss, loss.new_full((), len(classes)))
 
     def metric(self, output: Output, target: Any) -> Score:
         logits, classes = self._checked(output, target)
         right = (logits.argmax(1) == classes).sum().to(logits.dtype)
-        return Score(right, right.new_tensor(len(classes)))
+        return Score(right, right.new_full((), len(classes)))
 
     def _by_step(self, target: Tensor) -> bool:
         return target.dim() > 0
@@ -179,12 +183,30 @@ class CTC(Objective):
             reduction="sum",
             zero_infinity=True,
         )
-        return Score(loss, loss.new_tensor(len(target)))
+        return Score(loss, loss.new_full((), len(target)))
+
+    def first_loss(self, output: Output, target: Sequence[Tensor]) -> Score:
+        """A flat start, as speech recognisers have it: cross-entropy at each step, with the L labels and the blanks
+        before, between and behind them, 2 L + 1 in all, spread evenly over the T steps.
+
+        Few of these targets are right, but those that are wrong differ from line to line, so what a network learns to
+        answer is most often the label that is written there. CTC by itself begins with blanks everywhere.
+        """
+        steps, order = _packed(output)
+        labels = _checked_labels(target, len(order), steps.data.shape[-1])
+        lengths = np.array([len(t) for t in target])
+        starts = (np.cumsum(lengths) - lengths)[order]  # of the sequences of the batch, in their order
+        t, sequence = packing.coordinates(steps)
+        place = t * (2 * lengths[order] + 1)[sequence] // packing.lengths(steps).numpy()[sequence]
+        label = np.append(labels.numpy(), 0)[(starts[sequence] + place // 2).clip(max=len(labels))]
+        expected = packing.to_device(torch.from_numpy(np.where(place % 2, label, 0)), steps.data.device)
+        loss = F.cross_entropy(steps.data, expected, reduction="sum")
+        return Score(loss, loss.new_full((), len(expected)))
 
     def metric(self, output: Output, target: Sequence[Tensor]) -> Score:
         accuracies = [character_accuracy(found, t.tolist()) for found, t in zip(best_path(output), target, strict=True)]
         logits = _data(output)
-        return Score(logits.new_tensor(sum(accuracies)), logits.new_tensor(len(accuracies)))
+        return Score(logits.new_full((), sum(accuracies)), logits.new_full((), len(accuracies)))
 
 
 def best_path(output: Output) -> list[list[int]]:

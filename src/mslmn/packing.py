@@ -46,6 +46,11 @@ def lengths(packed: PackedSequence) -> Tensor:
     return torch.from_numpy(len(sizes) - np.searchsorted(sizes[::-1], np.arange(sizes[0]), side="right"))
 
 
+def coordinates(packed: PackedSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each row: its step, its sequence."""
+    return _coordinates(packed.batch_sizes.numpy())
+
+
 def rows(packed: PackedSequence, order: Tensor) -> Tensor:
     """Where the rows of a packed batch are once its sequences come in another order, of equally long ones."""
     sizes = packed.batch_sizes.numpy()

@@ -5,7 +5,9 @@ Between stages the model grows (growth.py). Order and noise of the data, and eve
 stage and epoch alone, and each epoch ends with a checkpoint, so a run that was killed ends like one that was not.
 """
 
+import atexit
 import csv
+import gc
 import hashlib
 import io
 import math
@@ -31,9 +33,9 @@ from .data import buckets
 from .layers import MSLMN
 from .model import MemoryNorm, SequenceModel
 from .objectives import Objective
+from .update import MOMENTS, Update
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 LOOK = 15  # of 16 batches one at which the loss is looked at, on a GPU
 
 
@@ -51,12 +53,14 @@ class Plan:
     contract: bool = False  # after each step, of an MSLMN: no module by itself may explode, see `MSLMN.contract`
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
+    distort: float = 0.0  # training sequences are mixed, x_t (I + distort E), E ~ N(0, 1) drawn for each, in each pass
     balance: bool = False  # classes as evenly over the batches as they can be (targets are class numbers)
     buckets: bool = False  # batches of sequences that are about equally long; a batch takes as long as its longest
     passes: int = 1  # over the training data in an epoch; at its end are validation and checkpoint
     epochs: int = 50  # of a stage
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
     warmup: int = 0  # epochs of the first stage in which the learning rate rises to its value, batch by batch
+    flat_start: int = 0  # epochs of the first stage that train for `Objective.first_loss`: of CTC, labels spread evenly
     patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
     plateau: int = 10  # epochs without improvement that are a plateau
@@ -78,8 +82,9 @@ class Plan:
             value = getattr(self, name)
             if value is not None or name not in ("max_modules", "horizon"):
                 object.__setattr__(self, name, checks.size(name, value))
-        object.__setattr__(self, "warmup", checks.size("warmup", self.warmup, 0))
-        for name in ("weight_decay", "noise", "min_gain"):
+        for name in ("warmup", "flat_start"):
+            object.__setattr__(self, name, checks.size(name, getattr(self, name), 0))
+        for name in ("weight_decay", "noise", "distort", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
         for name in ("balance", "buckets", "contract"):
@@ -276,54 +281,52 @@ class _Run:
             state.since_best = 0
 
     def _train_stage(self) -> None:
-        adam = self._adam()
+        update = self._update()
         model = DistributedDataParallel(self.model) if self.world > 1 else self.model
         loader = _EpochLoader(self)
         self.model.train()
         # A backward pass in this thread, not in another that has to wake up first, unless processes work together
         with self._log() as log, _bar(self.show) as bar, torch.autograd.set_multithreading_enabled(self.world > 1):
             while self.state.phase == "train":
-                self._train_epoch(model, adam, bar(loader, self._doing))
+                self._train_epoch(model, update, bar(loader, self._doing))
                 log(self.history[-1])
 
-    def _adam(self) -> torch.optim.Adam:
-        adam = torch.optim.Adam(
-            self.model.parameters(),
-            lr=self.plan.learning_rate,
-            weight_decay=self.plan.weight_decay,
-            fused=True,  # five times faster for many small parameters
+    def _update(self) -> Update:
+        plan = self.plan
+        return Update(
+            self.model,
+            self.moments,
+            learning_rate=plan.learning_rate,
+            weight_decay=plan.weight_decay,
+            clip=plan.clip,
+            contract=plan.contract,
+            replay=self.world == 1,
         )
-        for name, parameter in self.model.named_parameters():
-            if name in self.moments:
-                adam.state[parameter] = {k: v.clone().to(parameter.device) for k, v in self.moments[name].items()}
-        return adam
 
-    def _train_epoch(self, model: nn.Module, adam: torch.optim.Adam, batches: Iterable[tuple[Any, Any, float]]) -> None:
+    def _train_epoch(self, model: nn.Module, update: Update, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         began = time.perf_counter()
+        first = self.state.stage == 0 and self.state.epoch < self.plan.flat_start
+        loss = self.objective.first_loss if first else self.objective.loss
         for number, (input, target, weight) in enumerate(batches):
-            adam.param_groups[0]["lr"] = self._learning_rate(number)
-            score = self.objective.loss(model(input), target)
+            score = loss(model(self._noisy(input)), target)
             sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
             total += sums
             if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
                 self._check(total)
-            fine = torch.isfinite(total).all() & (sums[1] > 0)
-            adam.found_inf = (~fine).float()  # type: ignore[attr-defined]  # 1: no step is taken
-            adam.zero_grad()
-            (score.total * (weight * self.world / sums[1].to(score.total))).backward()  # processes' are averaged
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.clip)
-            adam.step()
-            if self.plan.contract and isinstance(self.model.encoder, MSLMN):
-                self.model.encoder.contract()
+            update.clear()
+            score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
+            update(self._learning_rate(number), torch.isfinite(total).all() & (sums[1] > 0))
         self._check(total)
-        self.moments = {
-            name: _copy({kind: adam.state[parameter][kind] for kind in MOMENTS})
-            for name, parameter in self.model.named_parameters()
-            if parameter in adam.state
-        }
+        self.moments = update.moments
         self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+
+    def _noisy(self, input: PackedSequence) -> PackedSequence:
+        """A GPU draws the noise itself, in an instant."""
+        if not self.plan.noise or self.device.type == "cpu":
+            return input
+        return PackedSequence(input.data + self.plan.noise * torch.randn_like(input.data), *input[1:])
 
     def _check(self, total: Tensor) -> None:
         """The loss of the epoch so far."""
@@ -632,11 +635,13 @@ class _Data:
         indices = (sorted(order, key=self.lengths.__getitem__) if self.by_length else order)[rank::world]
         return _Batches(self, [indices[i : i + size] for i in range(0, len(indices), size)])
 
-    def collate(self, indices: Sequence[int], noise: float = 0.0, seed: int = 0) -> tuple[PackedSequence, Any]:
+    def collate(
+        self, indices: Sequence[int], change: Callable[[int, Tensor], Tensor] | None = None
+    ) -> tuple[PackedSequence, Any]:
         indices = sorted(indices, key=self.lengths.__getitem__, reverse=True)  # as a packed batch has them
         xs = [torch.as_tensor(self.pairs[i][0]) for i in indices]
-        if noise:
-            xs = [x + noise * _normal(x, seed, i) for x, i in zip(xs, indices, strict=True)]
+        if change is not None:
+            xs = [change(i, x) for i, x in zip(indices, xs, strict=True)]
         target = self.objective.collate([self.pairs[i][1] for i in indices])
         return self._there(packing.pack(xs)), target if self.objective.on_cpu else self._there(target)
 
@@ -696,11 +701,30 @@ class _EpochLoader:
 
     def _pass(self, seed: int) -> Iterator[tuple[Any, Any, float]]:
         run = self.run
-        plan = run.plan
+        change = self._change(seed)
         for batch in self._cut(torch.Generator().manual_seed(seed)):
             mine = batch[run.rank :: run.world]
-            input, target = run.train.collate(mine or batch[:1], plan.noise, seed)
+            input, target = run.train.collate(mine or batch[:1], change)
             yield input, target, float(bool(mine))
+
+    def _change(self, seed: int) -> Callable[[int, Tensor], Tensor] | None:
+        """What is done to a sequence, by its index: the same whichever process and batch it is in."""
+        plan, train = self.run.plan, self.run.train
+        noise = plan.noise if self.run.device.type == "cpu" else 0.0  # a GPU draws it itself
+        if not noise and not plan.distort:
+            return None
+        mixtures = None
+        if plan.distort:
+            I = torch.as_tensor(train.pairs[0][0]).shape[1]
+            generator = torch.Generator().manual_seed(derive(seed, "distort"))
+            mixtures = plan.distort * torch.randn(len(train.pairs), I, I, generator=generator)
+
+        def change(i: int, x: Tensor) -> Tensor:
+            if mixtures is not None:
+                x = x + x @ mixtures[i].to(x)
+            return x + noise * _normal(x, seed, i) if noise else x
+
+        return change
 
     def _cut(self, generator: torch.Generator) -> list[list[int]]:
         size = self.run.plan.batch_size
@@ -729,9 +753,9 @@ def _normal(x: Tensor, seed: int, index: int) -> Tensor:
     return torch.randn(x.shape, generator=generator, dtype=x.dtype)
 
 
-def derive(*numbers: int) -> int:
-    """A seed from several numbers, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:7], "big")
+def derive(*parts: int | str) -> int:
+    """A seed from several numbers or words, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
 
 
 def _connect(wish: torch.device | str | None) -> None:
@@ -741,6 +765,15 @@ def _connect(wish: torch.device | str | None) -> None:
         if gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group("nccl" if gpu else "gloo")
+        atexit.register(_disconnect)
+
+
+def _disconnect() -> None:
+    """Before Python ends: a thread of gloo that still lets go of its last task would abort the process. Threads end with
+    the group, and the group with all that refers to it."""
+    if _connected():
+        distributed.destroy_process_group()
+        gc.collect()
 
 
 def _connected() -> bool:

@@ -129,7 +129,8 @@ def fitted(
     torch.manual_seed(derive(seed))
     model = build(name, settings, 4, data.alphabet.outputs, bidirectional=True, output="all")
     noise = settings.noise if data.kind == "offsets" else 0.0  # coordinates lie between 0 and 1, offsets are about 1
-    plan = settings.plan(name, seed, 1, buckets=True, noise=noise)
+    distort = settings.distort if data.kind == "offsets" else 0.0  # mixed coordinates would leave the square
+    plan = settings.plan(name, seed, 1, buckets=True, noise=noise, distort=distort)
     train, validation = data.pairs("train"), data.pairs("validation")
     return fit(model, train, validation, CTC(), folder, plan=plan, resume=True, progress=False, device=device)
 

@@ -31,7 +31,8 @@ class Settings:
     forget_gate: float = FORGET_GATE  # bias of the LSTM's
     norm: str | None = None
     dropout: float = 0.0
-    noise: float = 0.0  # see Plan
+    noise: float = 0.0  # see Plan, as the next one
+    distort: float = 0.0
     first_module: str = "autoencoder"  # of incremental training, as the next two: see Plan
     readout: str = "auto"
     horizon: int | None = None
@@ -39,6 +40,7 @@ class Settings:
     weight_decay: float = 0.0
     schedule: str = "constant"
     warmup: int = 0
+    flat_start: int = 0
     clip: float = 1.0
     contract: bool = False
     batch_size: int = 1
@@ -78,6 +80,7 @@ class Settings:
             weight_decay=self.weight_decay,
             schedule=self.schedule,
             warmup=self.warmup,
+            flat_start=self.flat_start,
             clip=self.clip,
             contract=self.contract,
             batch_size=self.batch_size,
@@ -92,7 +95,7 @@ class Settings:
             max_modules=self.modules,
             divergence="stop",
             seed=seed,
-            **{"noise": self.noise} | others,
+            **{"noise": self.noise, "distort": self.distort} | others,
         )
 
 
