@@ -769,8 +769,8 @@ def _connect(wish: torch.device | str | None) -> None:
 
 
 def _disconnect() -> None:
-    """Before Python ends: a thread of gloo that still lets go of its last task would abort the process. Threads end with
-    the group, and the group with all that refers to it."""
+    """Before Python ends: a thread of gloo that still lets go of its last task would abort the process. Threads end
+    with the group, and the group with all that refers to it."""
     if _connected():
         distributed.destroy_process_group()
         gc.collect()
