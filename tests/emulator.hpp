@@ -1,4 +1,4 @@
-// Runs the kernels of cuda.cu on the CPU, one block after the other, as hostile a device as the language allows: threads
+// Runs the kernels of cuda.cu and ctc.cu on the CPU, one block after the other, as hostile a device as the language allows: threads
 // go on in random order between barriers, copies arrive at any moment between their start and the wait for them, shared
 // memory holds NaN at first and ends at a page that must not be touched. A kernel whose result depends on any of this is
 // wrong.
@@ -136,6 +136,22 @@ template <class T> T shuffle(T v, int mask) {
     emulator::pause(emulator::AT_SHUFFLE);
     return static_cast<T>(emulator::fibers[emulator::current ^ mask].shuffled);
 }
+template <class T> T shuffle_up(T v) {
+    const int me = emulator::current;
+    emulator::fibers[me].given = v;
+    emulator::pause(emulator::AT_SHUFFLE);
+    return static_cast<T>(emulator::fibers[me % 32 ? me - 1 : me].shuffled);
+}
+inline void warp_barrier() { emulator::pause(emulator::AT_SHUFFLE); }
+template <class To, class From> To bits_of(From v) {
+    To found;
+    std::memcpy(&found, &v, sizeof(To));
+    return found;
+}
+inline int bits(float v) { return bits_of<int>(v); }
+inline long long bits(double v) { return bits_of<long long>(v); }
+inline float from_bits(int v) { return bits_of<float>(v); }
+inline double from_bits(long long v) { return bits_of<double>(v); }
 inline int uniform(int v) { return v; }
 inline int zeros_at_the_end(long long t) { return __builtin_ffsll(t) - 1; }
 inline void copy_async(unsigned* to, const unsigned* from) {
