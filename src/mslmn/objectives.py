@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from . import checks, packing
+from . import checks, ops, packing
 
 Output = Tensor | PackedSequence
 
@@ -170,12 +170,16 @@ class CTC(Objective):
         O = steps.data.shape[-1]
         labels = _checked_labels(target, len(order), O)
         target = [target[i] for i in order]
+        labels = labels if order == sorted(order) else torch.cat(target)
+        counts = [len(t) for t in target]
         wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
+        if ops.ctc.takes(wide.device, steps.batch_sizes, counts):
+            return Score(*ops.ctc.loss(wide, ops.ctc.prepare(labels, counts, steps.batch_sizes, wide.device)))
         loss = F.ctc_loss(
             packing.pad(PackedSequence(wide.log_softmax(-1), steps.batch_sizes)),
-            packing.to_device(labels if order == sorted(order) else torch.cat(target), wide.device),
+            packing.to_device(labels, wide.device),
             packing.lengths(steps),
-            torch.tensor([len(t) for t in target], device="cpu"),
+            torch.tensor(counts, device="cpu"),
             reduction="sum",
             zero_infinity=True,
         )

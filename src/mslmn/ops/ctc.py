@@ -169,7 +169,7 @@ def _run(logits: Tensor, targets: Targets, need_gradient: bool) -> tuple[Tensor,
 
 def rows(layout: Layout, real: torch.dtype) -> int:
     """Warps of a block of `finish`: each has the posteriors of a row in shared memory."""
-    return min(8, SHARED // (32 * layout.pairs * layout.warps * real.itemsize))
+    return max(n for n in (1, 2, 4, 8) if n * 32 * layout.pairs * layout.warps * real.itemsize <= SHARED)
 
 
 def finish_bytes(layout: Layout, real: torch.dtype) -> int:
