@@ -1,7 +1,7 @@
-// Runs the kernels of cuda.cu and ctc.cu on the CPU, one block after the other, as hostile a device as the language allows: threads
-// go on in random order between barriers, copies arrive at any moment between their start and the wait for them, shared
-// memory holds NaN at first and ends at a page that must not be touched. A kernel whose result depends on any of this is
-// wrong.
+// Runs the kernels of cuda.cu and ctc.cu on the CPU, one block after the other, as hostile a device as the language
+// allows: threads go on in random order between barriers, copies arrive at any moment between their start and the wait for
+// them, shared memory holds NaN at first and ends at a page that must not be touched. A kernel whose result depends on any
+// of this is wrong.
 
 #include <sys/mman.h>
 #include <ucontext.h>

@@ -9,7 +9,8 @@ from pathlib import Path
 from mslmn.ops import ctc, cuda, nvrtc
 
 HERE = Path(__file__).parent
-STRUCTS = {name: name.capitalize() for name in ("pack", "forward", "backward", "products", "gather", "emit", "sweep", "finish")}
+KERNELS = "pack", "forward", "backward", "products", "gather", "emit", "sweep", "finish"
+STRUCTS = {name: name.capitalize() for name in KERNELS}
 ENTRY = """
 extern "C" int run_{name}(const void* a, int x, int y, int threads, int bytes, unsigned seed) {{
     return emulator::launch([=] {{ {name}(*static_cast<const {struct}*>(a)); }}, x, y, threads, bytes, seed);

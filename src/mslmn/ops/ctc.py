@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from torch.autograd.function import once_differentiable
 
 from . import backends, cuda, nvrtc
 from .fitting import plain
@@ -114,24 +113,31 @@ def loss(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:  # (N, O), 
             "prepare the targets for the device of the logits"
         )
     if torch.is_grad_enabled() and logits.requires_grad:
-        found: tuple[Tensor, Tensor] = _CTC.apply(logits, targets)
-        return found
+        total, items, _ = _CTC.apply(logits, targets)  # type: ignore[no-untyped-call]
+        return total, items
     return _run(logits, targets, False)[:2]
 
 
 class _CTC(Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        total, items, gradient = _run(logits, targets, True)
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(items)
-        return total, items
+    """The gradient is an output, too, so that autograd knows whose it is when somebody wants to derive it."""
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gtotal: Tensor, gitems: Tensor) -> tuple[Tensor, None]:
+    def forward(ctx: Any, logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor | None]:
+        total, items, gradient = _run(logits, targets, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(items)
+        return total, items, gradient
+
+    @staticmethod
+    def backward(ctx: Any, gtotal: Tensor | None, gitems: None, ggradient: Tensor | None) -> tuple[Tensor | None, None]:
+        if ggradient is not None:
+            raise RuntimeError(
+                "CTC has no second derivatives, here a gradient of it was derived again; "
+                "leave its loss out of what create_graph=True is for"
+            )
         (gradient,) = ctx.saved_tensors
-        return gradient * gtotal, None
+        return None if gtotal is None else gradient * gtotal, None
 
 
 def _run(logits: Tensor, targets: Targets, need_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
