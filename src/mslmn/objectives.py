@@ -156,6 +156,7 @@ class CTC(Objective):
 
     The output is at every step (``output="all"``), packed, or ``(T, B, O)`` where all are equally long; a target is a
     list of label sequences, one tensor each. The loss of a sequence that is too short for its labels counts zero.
+    On CUDA devices it is computed by kernels of ours, if they can be compiled, or else by torch.
     """
 
     metric_name = "character accuracy"

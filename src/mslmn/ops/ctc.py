@@ -1,7 +1,8 @@
 """CTC on CUDA devices: the kernels of ctc.cu, for packed batches of float32 and float64 logits.
 
 `prepare` brings labels and lengths to the device, in one copy that nothing waits for; `loss` launches three kernels,
-which leave the gradient too where autograd wants one. Between the two there is nothing that a CUDA graph cannot record.
+which leave the gradient too where autograd wants one, and which a CUDA graph can record. While they run they need 40
+bytes for each step and each label of a sequence in float32, 80 in float64.
 """
 
 from array import array
