@@ -1,7 +1,7 @@
-// Runs the kernels of cuda.cu on the CPU, one block after the other, as hostile a device as the language allows: threads
-// go on in random order between barriers, copies arrive at any moment between their start and the wait for them, shared
-// memory holds NaN at first and ends at a page that must not be touched. A kernel whose result depends on any of this is
-// wrong.
+// Runs the kernels of cuda.cu and ctc.cu on the CPU, one block after the other, as hostile a device as the language
+// allows: threads go on in random order between barriers, warps rest while others run ahead, copies arrive at any moment
+// between their start and the wait for them, shared memory holds NaN at first and ends at a page that must not be touched.
+// A kernel whose result depends on any of this is wrong.
 
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -73,29 +73,28 @@ inline bool run_block(int threads) {  // false: some wait for others who never c
         makecontext(&fiber.context, begin, 0);
     }
     std::vector<int> ready;
+    int resting = 0;  // a warp that others leave behind
     while (true) {
         ready.clear();
+        if (chance() % 8 == 0) resting = static_cast<int>(chance() % (threads / 32 + 1)) * 32;
         int done = 0, waiting = 0;
-        for (int i = 0; i < threads; i++) {
-            if (fibers[i].state == RUNS) ready.push_back(i);
-            done += fibers[i].state == DONE, waiting += fibers[i].state == AT_BARRIER;
+        bool runs = false;
+        for (int warp = 0; warp < threads; warp += 32) {
+            int shuffling = 0;
+            for (int i = warp; i < warp + 32; i++) {
+                const State state = fibers[i].state;
+                done += state == DONE, waiting += state == AT_BARRIER, shuffling += state == AT_SHUFFLE;
+                runs = runs || state == RUNS;
+                if (state == RUNS && warp != resting) ready.push_back(i);
+            }
+            if (shuffling < 32) continue;
+            runs = true;
+            for (int i = warp; i < warp + 32; i++) fibers[i].shuffled = fibers[i].given, fibers[i].state = RUNS;
         }
-        if (ready.empty()) {
+        if (!runs) {
             if (done == threads) return true;
-            if (waiting > 0 && waiting + done == threads) {
-                if (done > 0) return false;  // left before a barrier
-                for (auto& fiber : fibers) fiber.state = RUNS;
-                continue;
-            }
-            bool released = false;
-            for (int warp = 0; warp < threads; warp += 32) {
-                bool all = true;
-                for (int i = warp; i < warp + 32; i++) all = all && fibers[i].state == AT_SHUFFLE;
-                if (!all) continue;
-                released = true;
-                for (int i = warp; i < warp + 32; i++) fibers[i].shuffled = fibers[i].given, fibers[i].state = RUNS;
-            }
-            if (!released) return false;
+            if (waiting < threads) return false;  // the others left, or wait for each other
+            for (auto& fiber : fibers) fiber.state = RUNS;
             continue;
         }
         std::shuffle(ready.begin(), ready.end(), chance);
@@ -136,6 +135,22 @@ template <class T> T shuffle(T v, int mask) {
     emulator::pause(emulator::AT_SHUFFLE);
     return static_cast<T>(emulator::fibers[emulator::current ^ mask].shuffled);
 }
+template <class T> T shuffle_up(T v) {
+    const int me = emulator::current;
+    emulator::fibers[me].given = v;
+    emulator::pause(emulator::AT_SHUFFLE);
+    return static_cast<T>(emulator::fibers[me % 32 ? me - 1 : me].shuffled);
+}
+inline void warp_barrier() { emulator::pause(emulator::AT_SHUFFLE); }
+template <class To, class From> To bits_of(From v) {
+    To found;
+    std::memcpy(&found, &v, sizeof(To));
+    return found;
+}
+inline int bits(float v) { return bits_of<int>(v); }
+inline long long bits(double v) { return bits_of<long long>(v); }
+inline float from_bits(int v) { return bits_of<float>(v); }
+inline double from_bits(long long v) { return bits_of<double>(v); }
 inline int uniform(int v) { return v; }
 inline int zeros_at_the_end(long long t) { return __builtin_ffsll(t) - 1; }
 inline void copy_async(unsigned* to, const unsigned* from) {

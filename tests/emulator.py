@@ -6,10 +6,11 @@ import itertools
 import subprocess
 from pathlib import Path
 
-from mslmn.ops import cuda, nvrtc
+from mslmn.ops import ctc, cuda, nvrtc
 
 HERE = Path(__file__).parent
-STRUCTS = {name: name.capitalize() for name in ("pack", "forward", "backward", "products", "gather")}
+KERNELS = "pack", "forward", "backward", "products", "gather", "emit", "sweep", "finish"
+STRUCTS = {name: name.capitalize() for name in KERNELS}
 ENTRY = """
 extern "C" int run_{name}(const void* a, int x, int y, int threads, int bytes, unsigned seed) {{
     return emulator::launch([=] {{ {name}(*static_cast<const {struct}*>(a)); }}, x, y, threads, bytes, seed);
@@ -51,4 +52,5 @@ def install(monkeypatch, folder: Path, device: cuda.Device) -> Emulator:
     monkeypatch.setattr(nvrtc, "launch", emulator.launch)
     monkeypatch.setattr(cuda, "device_of", lambda index: device)
     cuda._kernels_of.cache_clear()
+    ctc._functions.cache_clear()
     return emulator

@@ -268,13 +268,13 @@ def test_no_result_depends_on_which_thread_comes_first(emulate):
 @needs_gpp
 def test_the_emulator_sees_threads_that_wait_for_ever(emulate, monkeypatch):
     """A check of the check: a kernel with a barrier too few is found out."""
-    text = nvrtc.text()
+    text = nvrtc.text("cuda.cu")
     broken = text.replace(
         "            barrier(THREADS);\n            fetch_step();\n", "            fetch_step();\n", 1
     )
     assert broken != text
     emulate()
-    monkeypatch.setattr(nvrtc, "text", lambda: broken)
+    monkeypatch.setattr(nvrtc, "text", lambda name: broken)
     with pytest.raises(RuntimeError, match="threads wait for others who never come"):
         cuda.forward(*problem(Sizes(4, 20, 8, 3, True)), False, True)
 

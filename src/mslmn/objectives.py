@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from . import checks, packing
+from . import checks, ops, packing
 
 Output = Tensor | PackedSequence
 
@@ -160,6 +160,7 @@ class CTC(Objective):
 
     The output is at every step (``output="all"``), packed, or ``(T, B, O)`` where all are equally long; a target is a
     list of label sequences, one tensor each. The loss of a sequence that is too short for its labels counts zero.
+    On CUDA devices it is computed by kernels of ours, if they can be compiled, or else by torch.
     """
 
     metric_name = "character accuracy"
@@ -174,12 +175,16 @@ class CTC(Objective):
         O = steps.data.shape[-1]
         labels = _checked_labels(target, len(order), O)
         target = [target[i] for i in order]
+        labels = labels if order == sorted(order) else torch.cat(target)
+        counts = [len(t) for t in target]
         wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
+        if ops.ctc.takes(wide.device, steps.batch_sizes, counts):
+            return Score(*ops.ctc.loss(wide, ops.ctc.prepare(labels, counts, steps.batch_sizes, wide.device)))
         loss = F.ctc_loss(
             packing.pad(PackedSequence(wide.log_softmax(-1), steps.batch_sizes)),
-            packing.to_device(labels if order == sorted(order) else torch.cat(target), wide.device),
+            packing.to_device(labels, wide.device),
             packing.lengths(steps),
-            torch.tensor([len(t) for t in target], device="cpu"),
+            torch.tensor(counts, device="cpu"),
             reduction="sum",
             zero_infinity=True,
         )

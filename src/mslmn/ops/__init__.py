@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import backends, cuda, fused, reference
+from . import backends, ctc, cuda, fused, reference
 from .weights import Weights
 from .zeros import zeros
 
-__all__ = ["Run", "Weights", "autocast_enabled", "lengths", "run", "run_both", "zeros"]
+__all__ = ["Run", "Weights", "autocast_enabled", "ctc", "lengths", "run", "run_both", "zeros"]
 
 
 class Run(NamedTuple):

@@ -9,6 +9,8 @@
 compiled, and ``torch`` otherwise, or where a layer is too large for a device, with a warning; for derivatives that only
 the reference has (forward mode, and the transforms of torch.func but for vmap) it takes the reference. A wish that
 cannot be granted is an error, never another backend.
+
+CTC's kernels (ctc.cu) are taken for ``auto`` and ``cuda`` where they can be, torch's otherwise.
 """
 
 import os

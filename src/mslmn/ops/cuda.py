@@ -407,7 +407,7 @@ def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choic
         *(f"constexpr int {name} = {number};" for name, number in constants.items()),
         *(f"constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()),
     ]
-    return "\n".join([*lines, nvrtc.text()])
+    return "\n".join([*lines, nvrtc.text("cuda.cu")])
 
 
 @lru_cache(maxsize=256)

@@ -21,8 +21,9 @@ DIGEST = hashlib.sha256().digest_size  # bytes in front of what is kept
 
 
 @lru_cache
-def text() -> str:
-    return Path(__file__).with_name("cuda.cu").read_text()
+def text(name: str) -> str:
+    """A file of CUDA source, beside this one."""
+    return Path(__file__).with_name(name).read_text()
 
 
 @lru_cache
