@@ -301,6 +301,7 @@ def test_a_large_batch_on_a_gpu(gpu):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu(gpu):
     """From the labels on the CPU to the gradient, on a stream of its own."""
     packed, target = batch((60, 41, 41), 9, F32), labels_of(20, 15, 3, O=9)

@@ -61,11 +61,12 @@ class Plan:
     schedule: str = "constant"  # "cosine": the learning rate sinks to 0 within the epochs of each stage
     warmup: int = 0  # epochs of the first stage in which the learning rate rises to its value, batch by batch
     flat_start: int = 0  # epochs of the first stage that train for `Objective.first_loss`: of CTC, labels spread evenly
-    patience: int = 50  # epochs without a better validation loss, counted across stages, before all ends
+    select: str = "loss"  # which weights are better on validation; "metric": what one looks at, as CTC's accuracy
+    patience: int = 50  # epochs without better weights, counted across stages, before all ends
     grow: str = "epochs"  # "epochs": after each stage's epochs; "plateau": when a stage no longer improves; "never"
     plateau: int = 10  # epochs without improvement that are a plateau
     max_modules: int | None = None  # as many as the longest sequence can use, if not given
-    min_gain: float = 0.0  # by which a stage must lower the best validation loss to be worth its module
+    min_gain: float = 0.0  # by which a stage must be better than those before to be worth its module
     growth_patience: int = 1  # stages that are not worth it, one after the other, before growth ends
     first_module: str = "autoencoder"  # Algorithm 1 as printed; "given" trains the module as it is
     readout: str = "auto"  # of new modules, see `add_module`
@@ -94,6 +95,7 @@ class Plan:
         checks.choice("schedule", self.schedule, ("constant", "cosine"))
         checks.choice("grow", self.grow, ("epochs", "plateau", "never"))
         checks.choice("first_module", self.first_module, ("autoencoder", "given"))
+        checks.choice("select", self.select, ("loss", "metric"))
         checks.choice("readout", self.readout, ("auto", "zeros"))
         checks.choice("divergence", self.divergence, ("raise", "stop"))
 
@@ -113,8 +115,8 @@ class Progress:
     stage: int = 0
     epoch: int = 0  # epochs of this stage that are done
     phase: str = "train"  # "grow": the stage is over; "done": the run is
-    best: dict[str, Any] = field(default_factory=dict)  # stage, epoch, loss, modules of the best weights
-    stage_best: float = math.inf
+    best: dict[str, Any] = field(default_factory=dict)  # stage, epoch, loss, metric, modules of the best weights
+    stage_best: dict[str, float] = field(default_factory=dict)  # their loss and metric
     since_best: int = 0  # epochs
     since_stage_best: int = 0
     epochs: int = 0  # of all stages; metrics.csv has a line for each
@@ -250,7 +252,7 @@ class _Run:
 
     def _open_stage(self, report: growth.GrowthReport | None) -> None:
         state = self.state
-        state.epoch, state.phase, state.stage_best, state.since_stage_best = 0, "train", math.inf, 0
+        state.epoch, state.phase, state.stage_best, state.since_stage_best = 0, "train", {}, 0
         state.stages.append(
             {
                 "stage": state.stage,
@@ -260,8 +262,7 @@ class _Run:
                 "growth": None if report is None else report.as_dict(),
             }
         )
-        loss, _ = self._validate()
-        self._compare(loss)  # what growth found may be better than what training makes of it
+        self._compare(*self._validate())  # what growth found may be better than what training makes of it
 
     def _validate(self) -> tuple[float, float]:
         batches = self.validation.batches(self.plan.batch_size, self.rank, self.world)
@@ -270,15 +271,25 @@ class _Run:
             self.diverged(f"the validation loss is {loss}")
         return loss, metric
 
-    def _compare(self, loss: float) -> None:
+    def _compare(self, loss: float, metric: float) -> None:
         """Keep the weights if they are the best of the stage, or of all."""
-        state = self.state
-        if loss < state.stage_best:
-            state.stage_best, state.since_stage_best = loss, 0
+        state, found = self.state, {"loss": loss, "metric": metric}
+        if self._order(found) < self._order(state.stage_best):
+            state.stage_best, state.since_stage_best = found, 0
             self.best = (_copy(self.model.state_dict()), {n: _copy(m) for n, m in self.moments.items()})
-        if loss < state.best.get("loss", math.inf):
-            state.best = {"stage": state.stage, "epoch": state.epoch, "loss": loss, "modules": self.model.num_modules}
+        if self._order(found) < self._order(state.best):
+            state.best = {"stage": state.stage, "epoch": state.epoch, **found, "modules": self.model.num_modules}
             state.since_best = 0
+
+    def _order(self, found: dict[str, Any]) -> tuple[float, float]:
+        """What is better comes first; of equal metrics, the lower loss."""
+        return (self._cost(found), found["loss"]) if found else (math.inf, math.inf)
+
+    def _cost(self, found: dict[str, Any]) -> float:
+        """By which weights are compared."""
+        if self.plan.select == "loss":
+            return float(found["loss"])
+        return -float(found["metric"]) if self.objective.higher_is_better else float(found["metric"])
 
     def _train_stage(self) -> None:
         update = self._update()
@@ -388,7 +399,7 @@ class _Run:
         state.stages[-1]["seconds"] += seconds
         state.since_best += 1
         state.since_stage_best += 1
-        self._compare(loss)
+        self._compare(loss, metric)
         plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
         if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
             state.phase = "grow"
@@ -401,7 +412,7 @@ class _Run:
         self.model.load_state_dict(weights)
         self.moments = {n: _copy(m) for n, m in moments.items()}
         summary = state.stages[-1]
-        summary["validation_loss"] = state.stage_best
+        summary["validation_loss"], summary["validation_metric"] = (state.stage_best[k] for k in ("loss", "metric"))
         if self.writes:
             checkpoint.save(self.model, self.folder / f"stage-{state.stage}")
         self._say(summary)
@@ -431,11 +442,13 @@ class _Run:
         if not self._grows:
             return "trained"
         if state.since_best >= plan.patience:
-            return f"no better validation loss for {plan.patience} epochs"
-        losses = [stage["validation_loss"] for stage in state.stages]
-        worth = [i for i in range(len(losses)) if losses[i] < min(losses[:i], default=math.inf) - plan.min_gain]
-        if len(losses) - 1 - worth[-1] >= plan.growth_patience:
-            return f"the validation loss was not lowered beyond {state.stages[worth[-1]]['modules']} modules"
+            what = "loss" if plan.select == "loss" else self.objective.metric_name
+            return f"no better validation {what} for {plan.patience} epochs"
+        costs = [self._cost({k: stage[f"validation_{k}"] for k in ("loss", "metric")}) for stage in state.stages]
+        worth = [i for i in range(len(costs)) if costs[i] < min(costs[:i], default=math.inf) - plan.min_gain]
+        if len(costs) - 1 - worth[-1] >= plan.growth_patience:
+            what = "loss was not lowered" if plan.select == "loss" else f"{self.objective.metric_name} was not bettered"
+            return f"the validation {what} beyond {state.stages[worth[-1]]['modules']} modules"
         if self.model.num_modules >= self._most:
             return f"{self._most} modules, as many as planned or as {self.train.longest} steps can use"
         return ""

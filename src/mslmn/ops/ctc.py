@@ -37,8 +37,9 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = [  # the first that has room for the labels is taken
-    Layout(1, 1, 8),
-    *(Layout(2, warps, 8) for warps in (1, 2, 4, 8)),
+    Layout(1, 1, 16),
+    *(Layout(1, warps, 8) for warps in (2, 4, 8)),
+    Layout(2, 8, 8),
     *(Layout(4, warps, 4) for warps in (8, 16)),
 ]
 LONGEST = 32 * LAYOUTS[-1].pairs * LAYOUTS[-1].warps - 1  # labels

@@ -270,7 +270,7 @@ def lines(runs: Runs, prefix: str) -> Picture:
                 alt = f"Line {i + 1} as {model} reads it. Written: {found[i].expected} Read: {found[i].read}"
                 drawn = strokes.picture(found[i], f"{prefix}-line-{len(panels)}", alt)
                 panels.append(Panel(model, f"line {i + 1}, {share} of the characters", drawn))
-    seed = "; of the seeds, the one with the lowest validation loss" if runs.seeds > 1 else ""
+    seed = "; of the seeds, the one with the highest validation accuracy" if runs.seeds > 1 else ""
     return Picture(
         "lines",
         "Lines with what was read in them, stroke by stroke",
@@ -317,7 +317,7 @@ def progress(runs: Runs, prefix: str) -> Picture:
             names = ", ".join(record.model for record in records)
             alt = f"Character accuracy on the validation lines over epochs, of {names}"
             panels.append(Panel("", "", svg(figure, f"{prefix}-progress", alt)))
-    thin = " Thick: the seed with the lowest validation loss; thin: the others." if runs.seeds > 1 else ""
+    thin = " Thick: the seed with the highest validation accuracy; thin: the others." if runs.seeds > 1 else ""
     return Picture(
         "progress",
         "Reading better, epoch by epoch",

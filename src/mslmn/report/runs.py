@@ -81,7 +81,7 @@ class Runs:
     def chosen(self, model: str) -> Record | None:
         """Of the seeds of the main case, the one that validation (not the test) finds best."""
         runs = self.of(model, self.main_case)
-        return min(runs, key=lambda record: (validation_loss(record), record.seed), default=None)
+        return min(runs, key=lambda r: (-validation_accuracy(r), validation_loss(r), r.seed), default=None)
 
 
 def group(records: Iterable[Record]) -> list[Runs]:
@@ -121,6 +121,12 @@ def validation_loss(record: Record) -> float:
     """Of the weights that the run ended with; infinite if it tells none."""
     loss = number(record.settings.get("validation_loss"))
     return math.inf if math.isnan(loss) else loss
+
+
+def validation_accuracy(record: Record) -> float:
+    """Of the same weights; minus infinite if it tells none."""
+    accuracy = number(record.settings.get("validation_accuracy"))
+    return -math.inf if math.isnan(accuracy) else accuracy
 
 
 def epochs(record: Record) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..experiments import paper
 from ..experiments.records import Record
-from .runs import Runs, case, epochs, history, validation_loss, value
+from .runs import Runs, case, epochs, history, validation_accuracy, value
 from .statistics import Interval, interval
 
 MILLI, PERCENT = 1e3, 1e2
@@ -523,15 +523,15 @@ def reached(record: Record) -> float | None:
 
 
 def _chosen(record: Record) -> Cell:
-    percent, loss = value(record) * PERCENT, validation_loss(record)
-    content = {"accuracy": _plain(percent), "seed": record.seed, "validation_loss": _plain(loss)}
+    percent, validation = value(record) * PERCENT, validation_accuracy(record) * PERCENT
+    content = {"accuracy": _plain(percent), "seed": record.seed, "validation_accuracy": _plain(validation)}
     return Cell(f"{percent:.1f}", content, percent)
 
 
 def _chosen_note(runs: Runs) -> str:
     if runs.seeds == 1:
         return "one seed"
-    return f"of {runs.seeds} seeds the one with the lowest validation loss, then mean ± standard deviation of all"
+    return f"of {runs.seeds} seeds the one with the highest validation accuracy, then mean ± standard deviation of all"
 
 
 def _test_lines(runs: Runs) -> str:
@@ -541,14 +541,14 @@ def _test_lines(runs: Runs) -> str:
 
 
 def _modules(record: Record) -> Cell:
-    """Of the weights with the lowest validation loss, and how far growth went."""
-    counts, losses = history(record, "modules"), history(record, "validation_loss")
+    """Of the weights with the highest validation accuracy, and how far growth went."""
+    counts, accuracies = history(record, "modules"), history(record, "character_accuracy")
     known = np.isfinite(counts)
     if "modules" not in record.sizes or not known.any():
         return Cell(MISSING)
     best = record.settings.get("best_modules")  # it may be that of growth, before any epoch
     if not isinstance(best, int):
-        best = int(counts[known][np.argmin(np.where(np.isfinite(losses), losses, np.inf)[known])])
+        best = int(counts[known][np.argmax(np.where(np.isfinite(accuracies), accuracies, -np.inf)[known])])
     last = int(counts[known][-1])
     text = f"{best}" if best == last else f"{best} (grew to {last})"
     return Cell(text, {"chosen": best, "grown": last})
