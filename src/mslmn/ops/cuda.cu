@@ -22,6 +22,8 @@
 // factors behind (records), `products` adds up chunks of them on all processors, `gather` adds up the chunks, in order:
 // nothing depends on which thread came first.
 //
+// Small networks (SMALL) have kernels of their own for both passes, in small.cu, which follows this text.
+//
 // The constants H (0: the Clockwork RNN), M, g, I, the types real and value, and the choices in capitals are defined
 // by ops/cuda.py in front of this text. Modules are numbered from 0.
 
@@ -286,6 +288,8 @@ KERNEL(256) pack(const Pack a) {
     a.packed[e] = packed_value(a.weights, j, e - module_at(j));
 }
 
+#ifndef SMALL
+
 constexpr int OWN = (H + M + COMPUTE - 1) / COMPUTE;  // rows a thread always has, and maybe more
 constexpr int HIDDEN = (H + COMPUTE - 1) / COMPUTE;   // values of h a thread has
 constexpr int FIRST = COMPUTE / LANES;                // sums that all threads make at once
@@ -378,6 +382,8 @@ struct Held {
     }
 };
 
+#endif
+
 #ifdef FORWARD
 
 struct Forward {
@@ -392,6 +398,9 @@ struct Forward {
 
 constexpr int WIDTH = PROJECTED ? (CLOCKWORK ? G : H) : I;  // of what is read at a step
 constexpr int SLOT = words(WIDTH);
+
+#ifndef SMALL
+
 constexpr int STATE = up(ALL, 4) + up(rows_before(g), 4) + SUMMED_0 + GP;
 constexpr int BYTES = (module_at(RESIDENT) + STATE) * sizeof(real) + AHEAD * (SLOT * 4 + 4);
 static_assert(BYTES == FORWARD_BYTES, "ops/cuda.py counts otherwise");
@@ -532,6 +541,8 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
         true);
 }
 
+#endif
+
 #else  // the backward pass
 
 struct Backward {
@@ -551,6 +562,9 @@ struct Backward {
 constexpr int NONE = -2147483647 - 1;
 constexpr int SEEN = CLOCKWORK ? G : H;  // what a step reads beside gmemory: h, or the Clockwork RNN's m
 constexpr int SLOT = words(G) + words(SEEN);
+
+#ifndef SMALL
+
 constexpr int STATE = summed_before(g) + up(ALL, 4) + up(G, 4) + GP;
 constexpr int BYTES = (module_at(RESIDENT) + STATE) * sizeof(real) + AHEAD * (SLOT * 4 + 8);
 static_assert(BYTES == BACKWARD_BYTES, "ops/cuda.py counts otherwise");
@@ -750,6 +764,8 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
     of.each_step(step, false);
     step(-1, Number<0>{}, g);  // what the initial memories receive
 }
+
+#endif
 
 // Sums of outer products: per module, over a chunk of its records,
 //
