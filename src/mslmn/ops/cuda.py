@@ -263,7 +263,7 @@ def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: in
 def is_small(part: str, sizes: Sizes, real: torch.dtype) -> bool:
     """Whether one warp takes a sequence through time: two rows of the state a lane, with their weights in registers."""
     I, H, M, g, _ = sizes
-    if not 0 < H <= 32 or H + g * M > SMALL:
+    if not 0 < H <= 32 or H + g * M > SMALL or g > 32:
         return False
     rows, near = -(-(H + g * M) // 32), min(g, NEAR)
     if part == "forward":
@@ -277,6 +277,13 @@ def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype,
     """Of a block, as cuda.cu counts them (it checks)."""
     I, H, M, g, _ = sizes
     MP, G = _up(M, 4), g * M
+    if choices.small:
+        near, rows, word = min(g, NEAR), -(-(H + G) // 32), -(-value.itemsize // 4)
+        widths = _widths(part, sizes, 1)
+        far = packed_size(part, sizes, 1) * (near < g) + (g - near) * 32 * rows
+        state = widths[0] if part == "forward" else g * (widths[-1] + 4)
+        slot = (2 + rows) * 32 if part == "backward" else 32 if _projects(sizes) else I
+        return (far + state + g * MP + 4) * real.itemsize + choices.ahead * slot * word * 4
     widths = _widths(part, sizes, choices.lanes)
     owned = [H + (j + 1) * M if part == "forward" else H for j in range(g)]
     resident = sum(owned[j] * MP + widths[j] * M for j in range(choices.resident))
@@ -291,11 +298,6 @@ def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype,
     else:
         state = sum(widths) + _up(H + G, 4) + _up(G, 4) + g * MP
         slot = (words(G) + words(H or G)) * 4 + 8
-    if choices.small:
-        near = min(g, NEAR)
-        exchanged = widths[0] + g * MP if part == "forward" else sum(widths) + g * MP
-        resident = packed_size(part, sizes, 1) if near < g else 0
-        state = exchanged + (g - near) * _up(H + G, 32)
     return (resident + state) * real.itemsize + choices.ahead * slot
 
 
