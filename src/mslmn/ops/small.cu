@@ -37,16 +37,17 @@ struct Row {
     INLINE int memory() const { return i < H ? 0 : smaller(i - H, G - 1); }  // of a row of no module: another's
 };
 
-// The rows of a sequence in a batch, step by step, without a branch: looked up two steps early where it is packed.
+// The rows of a sequence in a batch, step by step, without a branch. Where it is packed they are looked up two steps early:
+// look_up at the beginning of a step, go_on at its end.
 struct Lines {
     const int64* offsets;
-    int b, B, packed, last, reverse, s, forward, line, next, coming;
+    int b, B, packed, last, reverse, s, forward, next, line, coming;
 
     INLINE Lines(const Sequence& of, int s, int forward)
         : offsets(of.batch.packing ? of.batch.packing : of.batch.clock), b(of.b), B(of.batch.B),
           packed(of.batch.packing != nullptr), last(of.length - 1), reverse(of.batch.reverse), s(s - 2 * forward),
-          forward(forward) {
-        look_up(), go_on(), go_on();
+          forward(forward), next(0) {
+        for (int i = 0; i < 2; i++) look_up(), go_on();
     }
     INLINE int step(int s) const {
         const int t = larger(0, smaller(s, last));
@@ -56,7 +57,6 @@ struct Lines {
     INLINE void go_on() {
         line = next, next = b + (packed ? coming : step(s + 2 * forward) * B);
         s += forward;
-        look_up();
     }
 };
 
@@ -82,8 +82,9 @@ static_assert(RING_AT * sizeof(real) + AHEAD * READ * 4 == FORWARD_BYTES, "ops/c
 
 KERNEL(32) forward(const Forward a) {
     real* const weights = reinterpret_cast<real*>(shared_memory());
-    real* const h = weights + H_AT;
-    real* const m = weights + M_AT;
+    const int zero = opaque(0);
+    real* const h = weights + H_AT + zero;
+    real* const m = weights + M_AT + zero;
     real* const nowhere = weights + NOWHERE;
     real* const far = weights + FAR_AT - (NEAR + 1) * 32 * ROWS;  // z_j of the lanes' rows, j > NEAR; z_g: the biases
     unsigned* const ring = reinterpret_cast<unsigned*>(weights + RING_AT);
@@ -93,8 +94,9 @@ KERNEL(32) forward(const Forward a) {
     for (int e = lane; e < HELD / 4; e += 32) reinterpret_cast<Quad*>(weights)[e] = quads(a.packed)[e];
     for (int i = lane; i < NOWHERE - H_AT; i += 32) h[i] = 0;
     barrier(32);
-    real z[NEAR + 1][ROWS] = {}, own[ROWS];  // suffix sums of the lane's rows, its values of m
-    real* to[ROWS];                          // where those are in shared memory
+    real z[NEAR + 1][ROWS] = {}, own[ROWS];  // suffix sums of the lane's rows, its values of h and m
+    real* to[ROWS];                          // where m is in shared memory,
+    value* result[ROWS];                     // and where the results of the first row of the batch are to be
     Quad U[NEAR][ROWS][MP / 4], Whm[ROWS][SUMMED_0 / 4];
     real Wxh[!PROJECTED && I ? I : 1];
     UNROLL for (int r = 0; r < ROWS; r++) {
@@ -107,14 +109,15 @@ KERNEL(32) forward(const Forward a) {
         own[r] = row.of_memory() ? a.m0[static_cast<int64>(of.b) * G + row.i - H] : real(0);
         to[r] = row.of_memory() ? m + row.k * MP + row.o : nowhere;
         *to[r] = own[r];
+        result[r] = row.i < H ? a.hidden + row.i : a.memory + row.i - H;
         z[NEAR][r] = row.i < ALL ? bias(a.weights, row.i) : real(0);
         if (FAR) far[(g * ROWS + r) * 32 + lane] = z[NEAR][r];
     }
     if (!PROJECTED && I)
         UNROLL for (int k = 0; k < I; k++) Wxh[k] = lane < H ? a.weights.Wxh[lane * I + k] : real(0);
     real* const to_h = lane < H ? h + lane : nowhere;
-    value* const hidden = a.hidden + lane;
-    const bool keeps_h = a.hidden && lane < H;
+    const int pitch = lane < H ? H : G;
+    const bool keeps = lane >= H || a.hidden;
 
     Lines in(of, 0, 1), at(of, 0, 1);
     const int column = smaller(lane, WIDTH - 1);
@@ -123,7 +126,7 @@ KERNEL(32) forward(const Forward a) {
         fetch_one(ring + (in.s & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
                   a.x + static_cast<int64>(in.line) * WIDTH + column);
         commit();
-        in.go_on();
+        in.look_up(), in.go_on();
     };
     for (int s = 0; s < AHEAD - 1; s++) fetch_step();
     if (WIDTH) wait<AHEAD - 2>();
@@ -169,9 +172,9 @@ KERNEL(32) forward(const Forward a) {
     of.each_step(
         [&](int s, auto KNOWN, int most) {
             constexpr int known = decltype(KNOWN)::value;
+            at.look_up();
             const real v = tanh_of(z[0][0]);  // h = tanh(Wxh x + z_0[h part])
             *to_h = v;
-            if (keeps_h) put(hidden + static_cast<int64>(at.line) * H, v);
             if (WIDTH) wait<AHEAD - 3>();
             barrier(32);
             UNROLL for (int r = 0; r < rows_of(known); r++) {  // m_k = z_k[m_k part] + Whm[k] h
@@ -180,13 +183,14 @@ KERNEL(32) forward(const Forward a) {
                 UNROLL for (int q = 0; q < SUMMED_0 / 4; q++) add_product(sums, Whm[r][q], quads(h)[q]);
                 const real sum = z[0][r] + total(sums);
                 *to[r] = own[r] = i < H + most * M ? sum : own[r];
+                if (r == 0) own[0] = lane < H ? v : own[0];
             }
             barrier(32);
             fetch_step();
             send(s + 1, at.next, KNOWN, most);
-            value* const memory = a.memory + static_cast<int64>(at.line) * G + (lane - H);
-            UNROLL for (int r = 0; r < ROWS; r++)
-                if (Row(r).of_memory()) put(memory + r * 32, own[r]);
+            if (keeps && lane < ALL) put(result[0] + static_cast<int64>(at.line) * pitch, own[0]);
+            UNROLL for (int r = 1; r < ROWS; r++)
+                if (r * 32 + lane < ALL) put(result[r] + static_cast<int64>(at.line) * G, own[r]);
             at.go_on();
         },
         true);
@@ -204,7 +208,7 @@ static_assert(RING_AT * sizeof(real) + AHEAD * READ * 4 == BACKWARD_BYTES, "ops/
 KERNEL(32) backward(const Backward a) {
     real* const weights = reinterpret_cast<real*>(shared_memory());
     real* const gz = weights + HELD;
-    real* const gm = weights + GM_AT;
+    real* const gm = weights + GM_AT + opaque(0);
     real* const nowhere = weights + NOWHERE;
     real* const far = weights + FAR_AT - (NEAR + 1) * 32 * ROWS;  // `passed` of j > NEAR
     const Sequence of(a.batch);
@@ -236,16 +240,17 @@ KERNEL(32) backward(const Backward a) {
 
     unsigned* const ring = reinterpret_cast<unsigned*>(weights + RING_AT) + lane * WORDS;
     auto slot = [&](int s, int part) { return ring + ((s & (AHEAD - 1)) * (2 + ROWS) + part) * 32 * WORDS; };
-    auto hidden = [&](const value* from, int line) { return from + static_cast<int64>(line) * H + smaller(lane, H - 1); };
-    auto gmemory = [&](int r, int line) { return a.gmemory + static_cast<int64>(line) * G + Row(r).memory(); };
+    const value* const ghidden = a.ghidden ? a.ghidden : a.hidden;  // something there is to be read
+    const value* const gmemory = a.gmemory ? a.gmemory : a.memory;
+    auto of_h = [&](const value* from, int line) { return from + static_cast<int64>(line) * H + smaller(lane, H - 1); };
+    auto of_m = [&](int r, int line) { return gmemory + static_cast<int64>(line) * G + Row(r).memory(); };
     Lines in(of, of.length - 1, -1), at(of, of.length - 1, -1);
     auto fetch_step = [&] {
-        fetch_one(slot(in.s, 0), hidden(a.hidden, in.line));
-        if (a.ghidden) fetch_one(slot(in.s, 1), hidden(a.ghidden, in.line));
-        if (a.gmemory)
-            UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.s, 2 + r), gmemory(r, in.line));
+        fetch_one(slot(in.s, 0), of_h(a.hidden, in.line));
+        fetch_one(slot(in.s, 1), of_h(ghidden, in.line));
+        UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.s, 2 + r), of_m(r, in.line));
         commit();
-        in.go_on();
+        in.look_up(), in.go_on();
     };
     for (int i = 1; i < AHEAD; i++) fetch_step();
 
@@ -273,6 +278,7 @@ KERNEL(32) backward(const Backward a) {
         constexpr int known = decltype(KNOWN)::value;
         constexpr bool slowest = known == LAST;  // it may be what the initial memories receive, s = -1
         const bool initial = slowest && s < 0;
+        at.look_up();
         UNROLL for (int r = 0; r < rows_of(known); r++) {  // gz_{j+1} += gz_j;  gz_j of the modules that fire is complete
             const Row row(r);
             real sum = first[r];
@@ -298,8 +304,10 @@ KERNEL(32) backward(const Backward a) {
         UNROLL for (int j = 1; j < (known ? known : NEAR); j++) complete[j] -= n(j) + M;
         if (known != 1 && mine < most) *record_of-- = initial ? ~of.b : at.line;
         wait<AHEAD - 2>();
-        if (a.gmemory && !initial)
-            UNROLL for (int r = 0; r < ROWS; r++) held_gm[r] += fetched_one(slot(s, 2 + r), gmemory(r, at.line));
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            const real more = initial ? real(0) : fetched_one(slot(s, 2 + r), of_m(r, at.line));
+            held_gm[r] += a.gmemory ? more : real(0);
+        }
         barrier(32);
         UNROLL for (int r = 0; r < rows_of(known); r++) {  // gm_k += U_k^T gz_k
             const Row row(r);
@@ -327,8 +335,10 @@ KERNEL(32) backward(const Backward a) {
             for (int k = NEAR; k < most; k++)
                 UNROLL for (int q = 0; q < MP / 4; q++)
                     add_product(sums, quads(weights + module_at(k))[q * H + lane], quads(gm + k * MP)[q]);
-        if (a.ghidden) sums[0] += fetched_one(slot(s, 1), hidden(a.ghidden, at.line));
-        const real h = fetched_one(slot(s, 0), hidden(a.hidden, at.line)), ga = total(sums) * (1 - h * h);
+        const real h = fetched_one(slot(s, 0), of_h(a.hidden, at.line));
+        const real gh = fetched_one(slot(s, 1), of_h(ghidden, at.line));
+        sums[0] += a.ghidden ? gh : real(0);
+        const real ga = total(sums) * (1 - h * h);
         first[0] = lane < H ? ga : first[0];
         if (a.left)
             UNROLL for (int r = 0; r < rows_of(1); r++)
