@@ -37,27 +37,26 @@ struct Row {
     INLINE int memory() const { return i < H ? 0 : smaller(i - H, G - 1); }  // of a row of no module: another's
 };
 
-// The rows of a sequence in a batch, step by step, without a branch. Where it is packed they are looked up two steps early:
-// look_up at the beginning of a step, go_on at its end.
+// The rows of a sequence in a batch, in the order of its steps or, `back`, in reverse, without a branch: they are looked up
+// two steps early (look_up at the beginning of a step, go_on at its end), also where there is nothing to look up.
 struct Lines {
-    const int64* offsets;
-    int b, B, packed, last, reverse, s, forward, next, line, coming;
+    const int64* start;
+    int p = -2, last, ahead, first, pitch, step, mask, line = 0, next = 0, found;
 
-    INLINE Lines(const Sequence& of, int s, int forward)
-        : offsets(of.batch.packing ? of.batch.packing : of.batch.clock), b(of.b), B(of.batch.B),
-          packed(of.batch.packing != nullptr), last(of.length - 1), reverse(of.batch.reverse), s(s - 2 * forward),
-          forward(forward), next(0) {
+    INLINE Lines(const Sequence& of, bool back) : last(of.length - 1) {
+        const Batch& batch = of.batch;
+        const bool down = back != (batch.reverse != 0);
+        const int t = down ? last : 0, sign = down ? -1 : 1;
+        start = batch.packing ? batch.packing + t : batch.clock;
+        step = batch.packing ? sign : 0, mask = batch.packing ? -1 : 0;
+        first = batch.packing ? of.b : t * batch.B + of.b, pitch = batch.packing ? 0 : sign * batch.B;
         for (int i = 0; i < 2; i++) look_up(), go_on();
     }
-    INLINE int step(int s) const {
-        const int t = larger(0, smaller(s, last));
-        return reverse ? last - t : t;
+    INLINE void look_up() {
+        ahead = smaller(p + 2, last);
+        found = static_cast<int>(start[ahead * step]);
     }
-    INLINE void look_up() { coming = static_cast<int>(offsets[packed ? step(s + 2 * forward) : 0]); }
-    INLINE void go_on() {
-        line = next, next = b + (packed ? coming : step(s + 2 * forward) * B);
-        s += forward;
-    }
+    INLINE void go_on() { line = next, next = first + ahead * pitch + (found & mask), p++; }
 };
 
 // One value on its way to shared memory, and what has arrived there; of 16 bits, the word of four bytes that it is in.
@@ -119,11 +118,11 @@ KERNEL(32) forward(const Forward a) {
     const int pitch = lane < H ? H : G;
     const bool keeps = lane >= H || a.hidden;
 
-    Lines in(of, 0, 1), at(of, 0, 1);
+    Lines in(of, false), at(of, false);
     const int column = smaller(lane, WIDTH - 1);
     auto fetch_step = [&] {
         if (!WIDTH) return;
-        fetch_one(ring + (in.s & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
+        fetch_one(ring + (in.p & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
                   a.x + static_cast<int64>(in.line) * WIDTH + column);
         commit();
         in.look_up(), in.go_on();
@@ -186,8 +185,8 @@ KERNEL(32) forward(const Forward a) {
                 if (r == 0) own[0] = lane < H ? v : own[0];
             }
             barrier(32);
-            fetch_step();
             send(s + 1, at.next, KNOWN, most);
+            fetch_step();
             if (keeps && lane < ALL) put(result[0] + static_cast<int64>(at.line) * pitch, own[0]);
             UNROLL for (int r = 1; r < ROWS; r++)
                 if (r * 32 + lane < ALL) put(result[r] + static_cast<int64>(at.line) * G, own[r]);
@@ -239,16 +238,16 @@ KERNEL(32) backward(const Backward a) {
             Whm[j][q] = lane < H ? quads(a.packed + module_at(j))[q * H + lane] : Quad{};
 
     unsigned* const ring = reinterpret_cast<unsigned*>(weights + RING_AT) + lane * WORDS;
-    auto slot = [&](int s, int part) { return ring + ((s & (AHEAD - 1)) * (2 + ROWS) + part) * 32 * WORDS; };
+    auto slot = [&](int p, int part) { return ring + ((p & (AHEAD - 1)) * (2 + ROWS) + part) * 32 * WORDS; };
     const value* const ghidden = a.ghidden ? a.ghidden : a.hidden;  // something there is to be read
     const value* const gmemory = a.gmemory ? a.gmemory : a.memory;
     auto of_h = [&](const value* from, int line) { return from + static_cast<int64>(line) * H + smaller(lane, H - 1); };
     auto of_m = [&](int r, int line) { return gmemory + static_cast<int64>(line) * G + Row(r).memory(); };
-    Lines in(of, of.length - 1, -1), at(of, of.length - 1, -1);
+    Lines in(of, true), at(of, true);
     auto fetch_step = [&] {
-        fetch_one(slot(in.s, 0), of_h(a.hidden, in.line));
-        fetch_one(slot(in.s, 1), of_h(ghidden, in.line));
-        UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.s, 2 + r), of_m(r, in.line));
+        fetch_one(slot(in.p, 0), of_h(a.hidden, in.line));
+        fetch_one(slot(in.p, 1), of_h(ghidden, in.line));
+        UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.p, 2 + r), of_m(r, in.line));
         commit();
         in.look_up(), in.go_on();
     };
@@ -305,7 +304,7 @@ KERNEL(32) backward(const Backward a) {
         if (known != 1 && mine < most) *record_of-- = initial ? ~of.b : at.line;
         wait<AHEAD - 2>();
         UNROLL for (int r = 0; r < ROWS; r++) {
-            const real more = initial ? real(0) : fetched_one(slot(s, 2 + r), of_m(r, at.line));
+            const real more = initial ? real(0) : fetched_one(slot(at.p, 2 + r), of_m(r, at.line));
             held_gm[r] += a.gmemory ? more : real(0);
         }
         barrier(32);
@@ -327,7 +326,6 @@ KERNEL(32) backward(const Backward a) {
         }
         if (initial) return;
         barrier(32);
-        fetch_step();
         real sums[4] = {};  // ga = (sum_k Whm[k]^T gm_k) (1 - h^2)
         UNROLL for (int k = 0; k < (known ? known : NEAR); k++)
             UNROLL for (int q = 0; q < MP / 4; q++) add_product(sums, Whm[k][q], quads(gm + k * MP)[q]);
@@ -335,8 +333,9 @@ KERNEL(32) backward(const Backward a) {
             for (int k = NEAR; k < most; k++)
                 UNROLL for (int q = 0; q < MP / 4; q++)
                     add_product(sums, quads(weights + module_at(k))[q * H + lane], quads(gm + k * MP)[q]);
-        const real h = fetched_one(slot(s, 0), of_h(a.hidden, at.line));
-        const real gh = fetched_one(slot(s, 1), of_h(ghidden, at.line));
+        const real h = fetched_one(slot(at.p, 0), of_h(a.hidden, at.line));
+        const real gh = fetched_one(slot(at.p, 1), of_h(ghidden, at.line));
+        fetch_step();
         sums[0] += a.ghidden ? gh : real(0);
         const real ga = total(sums) * (1 - h * h);
         first[0] = lane < H ? ga : first[0];
