@@ -137,7 +137,7 @@ template <class T> T shuffle(T v, int mask) {
     return static_cast<T>(emulator::fibers[emulator::current ^ mask].shuffled);
 }
 inline int uniform(int v) { return v; }
-inline int opaque(int v) { return v; }
+template <class T> T opaque(T v) { return v; }
 inline int zeros_at_the_end(long long t) { return __builtin_ffsll(t) - 1; }
 inline void copy_async(unsigned* to, const unsigned* from) {
     emulator::Fiber& me = emulator::fibers[emulator::current];

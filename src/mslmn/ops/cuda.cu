@@ -52,9 +52,14 @@ INLINE char* shared_memory() {
 INLINE float shuffle(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE double shuffle(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }  // the same in all threads of a warp
-INLINE int opaque(int v) {  // what the compiler cannot derive anew, and keeps
+INLINE int opaque(int v) {  // what the compiler cannot derive anew at each step, and so keeps
     asm volatile("" : "+r"(v));
     return v;
+}
+template <class T> INLINE T* opaque(T* p) {  // in device memory
+    asm volatile("" : "+l"(p));
+    __builtin_assume(__isGlobal(p));
+    return p;
 }
 INLINE int zeros_at_the_end(int64 t) { return __ffsll(t) - 1; }  // -1 of 0
 INLINE void copy_async(unsigned* to, const unsigned* from) {

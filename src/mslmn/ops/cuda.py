@@ -282,7 +282,7 @@ def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype,
         widths = _widths(part, sizes, 1)
         far = packed_size(part, sizes, 1) * (near < g) + (g - near) * 32 * rows
         state = widths[0] if part == "forward" else g * (widths[-1] + 4)
-        slot = (2 + rows) * 32 if part == "backward" else 32 if _projects(sizes) else I
+        slot = (1 + rows) * 32 if part == "backward" else 32 if _projects(sizes) else I
         return (far + state + g * MP + 4) * real.itemsize + choices.ahead * slot * word * 4
     widths = _widths(part, sizes, choices.lanes)
     owned = [H + (j + 1) * M if part == "forward" else H for j in range(g)]

@@ -62,7 +62,7 @@ struct Lines {
 // One value on its way to shared memory, and what has arrived there; of 16 bits, the word of four bytes that it is in.
 constexpr int WORDS = (sizeof(value) + 3) / 4;
 INLINE void fetch_one(unsigned* slot, const value* from) {
-    const unsigned* const word = reinterpret_cast<const unsigned*>(reinterpret_cast<size_t>(from) & ~size_t(3));
+    const unsigned* const word = reinterpret_cast<const unsigned*>(from - oddness(from));
     UNROLL for (int i = 0; i < WORDS; i++) copy_async(slot + i, word + i);
 }
 INLINE real fetched_one(const unsigned* slot, const value* from) {
@@ -108,22 +108,22 @@ KERNEL(32) forward(const Forward a) {
         own[r] = row.of_memory() ? a.m0[static_cast<int64>(of.b) * G + row.i - H] : real(0);
         to[r] = row.of_memory() ? m + row.k * MP + row.o : nowhere;
         *to[r] = own[r];
-        result[r] = row.i < H ? a.hidden + row.i : a.memory + row.i - H;
+        result[r] = opaque(row.i < H ? a.hidden + row.i : a.memory + row.i - H);
         z[NEAR][r] = row.i < ALL ? bias(a.weights, row.i) : real(0);
         if (FAR) far[(g * ROWS + r) * 32 + lane] = z[NEAR][r];
     }
     if (!PROJECTED && I)
         UNROLL for (int k = 0; k < I; k++) Wxh[k] = lane < H ? a.weights.Wxh[lane * I + k] : real(0);
     real* const to_h = lane < H ? h + lane : nowhere;
-    const int pitch = lane < H ? H : G;
-    const bool keeps = lane >= H || a.hidden;
+    const int pitch = opaque(lane < H ? H : G);
+    const int keeps = opaque(lane < ALL && (lane >= H || a.hidden));
 
     Lines in(of, false), at(of, false);
-    const int column = smaller(lane, WIDTH - 1);
+    const value* const x = opaque(a.x + (WIDTH ? smaller(lane, WIDTH - 1) : 0));
     auto fetch_step = [&] {
         if (!WIDTH) return;
         fetch_one(ring + (in.p & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
-                  a.x + static_cast<int64>(in.line) * WIDTH + column);
+                  x + static_cast<int64>(in.line) * WIDTH);
         commit();
         in.look_up(), in.go_on();
     };
@@ -187,7 +187,7 @@ KERNEL(32) forward(const Forward a) {
             barrier(32);
             send(s + 1, at.next, KNOWN, most);
             fetch_step();
-            if (keeps && lane < ALL) put(result[0] + static_cast<int64>(at.line) * pitch, own[0]);
+            if (keeps) put(result[0] + static_cast<int64>(at.line) * pitch, own[0]);
             UNROLL for (int r = 1; r < ROWS; r++)
                 if (r * 32 + lane < ALL) put(result[r] + static_cast<int64>(at.line) * G, own[r]);
             at.go_on();
@@ -200,7 +200,7 @@ KERNEL(32) forward(const Forward a) {
 #else  // the backward pass
 
 constexpr int GZ = summed(g - 1) + 4;  // of gz_j, for every j: a row of slower modules is there too, for nobody
-constexpr int READ = (2 + ROWS) * 32 * WORDS;  // words of a step: every lane has its own
+constexpr int READ = (ROWS + 1) * 32 * WORDS;  // words of a step: every lane has its own
 constexpr int GM_AT = HELD + g * GZ, NOWHERE = GM_AT + GP, FAR_AT = NOWHERE + 4, RING_AT = FAR_AT + FAR_SUMS;
 static_assert(RING_AT * sizeof(real) + AHEAD * READ * 4 == BACKWARD_BYTES, "ops/cuda.py counts otherwise");
 
@@ -237,17 +237,23 @@ KERNEL(32) backward(const Backward a) {
         UNROLL for (int q = 0; q < MP / 4; q++)
             Whm[j][q] = lane < H ? quads(a.packed + module_at(j))[q * H + lane] : Quad{};
 
+    // What a step reads: of a row of the h part h and its gradient, of any other the gradient of the output
     unsigned* const ring = reinterpret_cast<unsigned*>(weights + RING_AT) + lane * WORDS;
-    auto slot = [&](int p, int part) { return ring + ((p & (AHEAD - 1)) * (2 + ROWS) + part) * 32 * WORDS; };
-    const value* const ghidden = a.ghidden ? a.ghidden : a.hidden;  // something there is to be read
-    const value* const gmemory = a.gmemory ? a.gmemory : a.memory;
-    auto of_h = [&](const value* from, int line) { return from + static_cast<int64>(line) * H + smaller(lane, H - 1); };
-    auto of_m = [&](int r, int line) { return gmemory + static_cast<int64>(line) * G + Row(r).memory(); };
+    auto slot = [&](int p, int part) { return ring + ((p & (AHEAD - 1)) * (ROWS + 1) + part) * 32 * WORDS; };
+    const int pitch = opaque(lane < H ? H : G), adds_h = opaque(lane < H && a.ghidden);
+    const value *seen[ROWS], *const ghidden = opaque((a.ghidden ? a.ghidden : a.hidden) + smaller(lane, H - 1));
+    int adds[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        const Row row(r);
+        adds[r] = opaque(a.gmemory && row.of_memory());
+        seen[r] = opaque(row.i < H ? a.hidden + row.i : (a.gmemory ? a.gmemory : a.memory) + row.memory());
+    }
+    auto seen_at = [&](int r, int line) { return seen[r] + static_cast<int64>(line) * (r ? G : pitch); };
+    auto ghidden_at = [&](int line) { return ghidden + static_cast<int64>(line) * H; };
     Lines in(of, true), at(of, true);
     auto fetch_step = [&] {
-        fetch_one(slot(in.p, 0), of_h(a.hidden, in.line));
-        fetch_one(slot(in.p, 1), of_h(ghidden, in.line));
-        UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.p, 2 + r), of_m(r, in.line));
+        UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.p, r), seen_at(r, in.line));
+        fetch_one(slot(in.p, ROWS), ghidden_at(in.line));
         commit();
         in.look_up(), in.go_on();
     };
@@ -261,17 +267,20 @@ KERNEL(32) backward(const Backward a) {
     };
     auto record = [&](int j, int s) { return a.records + a.record_at[j] + index(j, s) * (n(j) + M); };
     real *complete[NEAR], *own_gm[ROWS];
-    int pitch[ROWS];
-    bool keeps_gm[ROWS];
-    UNROLL for (int j = 1; j < NEAR; j++) complete[j] = record(j, of.length - 1) + lane;
+    int gm_pitch[ROWS];
+    UNROLL for (int j = 1; j < NEAR; j++) complete[j] = opaque(record(j, of.length - 1) + lane);
     UNROLL for (int r = 0; r < ROWS; r++) {
         const Row row(r);
-        keeps_gm[r] = a.records && row.of_memory() && row.k > 0;
-        pitch[r] = keeps_gm[r] ? n(row.k) + M : 0;
-        own_gm[r] = keeps_gm[r] ? record(row.k, of.length - 1) + n(row.k) + row.o : nullptr;
+        const bool keeps_gm = a.records && row.of_memory() && row.k > 0;
+        gm_pitch[r] = opaque(keeps_gm ? n(row.k) + M : 0);
+        own_gm[r] = opaque(keeps_gm ? record(row.k, of.length - 1) + n(row.k) + row.o : nullptr);
     }
     const int mine = a.records && lane > 0 && lane < g ? lane : g;  // g never fires
-    int* record_of = mine < g ? a.record_of + a.record_of_at[mine] + index(mine, of.length - 1) : nullptr;
+    int* record_of = opaque(mine < g ? a.record_of + a.record_of_at[mine] + index(mine, of.length - 1) : nullptr);
+    value* const left = opaque(a.left + lane);
+    int* const left_of = opaque(a.left_of);
+    const int keeps = opaque(a.records ? lane : ALL), keeps_left = opaque(a.left ? lane : ALL);  // < ALL: something
+    const int keeps_left_of = opaque(a.left_of && lane == 0);
 
     auto step = [&](int s, auto KNOWN, int most) {
         constexpr int known = decltype(KNOWN)::value;
@@ -284,7 +293,7 @@ KERNEL(32) backward(const Backward a) {
             UNROLL for (int j = 0; j < (known ? known : NEAR); j++) {
                 if (j) {
                     sum += passed[j][r], passed[j][r] = 0;
-                    if (a.records && row.i < n(j)) complete[j][r * 32] = sum;
+                    if (r * 32 + keeps < n(j)) complete[j][r * 32] = sum;
                 }
                 to_gz[r][j * GZ] = sum;
             }
@@ -292,7 +301,7 @@ KERNEL(32) backward(const Backward a) {
                 sum += passed[NEAR][r], passed[NEAR][r] = 0;
                 for (int j = NEAR; j < most; j++) {
                     if (j > NEAR) sum += far[(j * ROWS + r) * 32 + lane], far[(j * ROWS + r) * 32 + lane] = 0;
-                    if (a.records && row.i < n(j)) record(j, s)[row.i] = sum;
+                    if (r * 32 + keeps < n(j)) record(j, s)[row.i] = sum;
                     to_gz[r][j * GZ] = sum;
                 }
                 far[(most * ROWS + r) * 32 + lane] += row.i < H + most * M ? sum : real(0);
@@ -303,10 +312,12 @@ KERNEL(32) backward(const Backward a) {
         UNROLL for (int j = 1; j < (known ? known : NEAR); j++) complete[j] -= n(j) + M;
         if (known != 1 && mine < most) *record_of-- = initial ? ~of.b : at.line;
         wait<AHEAD - 2>();
+        real read[ROWS];
         UNROLL for (int r = 0; r < ROWS; r++) {
-            const real more = initial ? real(0) : fetched_one(slot(at.p, 2 + r), of_m(r, at.line));
-            held_gm[r] += a.gmemory ? more : real(0);
+            read[r] = fetched_one(slot(at.p, r), seen_at(r, at.line));
+            held_gm[r] += adds[r] && !initial ? read[r] : real(0);
         }
+        const real gh = fetched_one(slot(at.p, ROWS), ghidden_at(at.line));
         barrier(32);
         UNROLL for (int r = 0; r < rows_of(known); r++) {  // gm_k += U_k^T gz_k
             const Row row(r);
@@ -321,8 +332,8 @@ KERNEL(32) backward(const Backward a) {
             first[r] = fires ? total(sums) : first[r];
             held_gm[r] = fires ? real(0) : held_gm[r];
             *to_gm[r] = first[r];
-            if (known != 1 && keeps_gm[r] && fires) *own_gm[r] = initial ? real(0) : first[r];
-            if (known != 1) own_gm[r] -= fires ? pitch[r] : 0;
+            if (known != 1 && gm_pitch[r] && fires) *own_gm[r] = initial ? real(0) : first[r];
+            if (known != 1) own_gm[r] -= fires ? gm_pitch[r] : 0;
         }
         if (initial) return;
         barrier(32);
@@ -333,16 +344,13 @@ KERNEL(32) backward(const Backward a) {
             for (int k = NEAR; k < most; k++)
                 UNROLL for (int q = 0; q < MP / 4; q++)
                     add_product(sums, quads(weights + module_at(k))[q * H + lane], quads(gm + k * MP)[q]);
-        const real h = fetched_one(slot(at.p, 0), of_h(a.hidden, at.line));
-        const real gh = fetched_one(slot(at.p, 1), of_h(ghidden, at.line));
         fetch_step();
-        sums[0] += a.ghidden ? gh : real(0);
-        const real ga = total(sums) * (1 - h * h);
+        sums[0] += adds_h ? gh : real(0);
+        const real h = read[0], ga = total(sums) * (1 - h * h);
         first[0] = lane < H ? ga : first[0];
-        if (a.left)
-            UNROLL for (int r = 0; r < rows_of(1); r++)
-                if (Row(r).i < H + M) put(a.left + static_cast<int64>(at.line) * (H + M) + Row(r).i, first[r]);
-        if (a.left_of && lane == 0) a.left_of[at.line] = s ? at.next : ~of.b;
+        UNROLL for (int r = 0; r < rows_of(1); r++)
+            if (r * 32 + keeps_left < H + M) put(left + static_cast<int64>(at.line) * (H + M) + r * 32, first[r]);
+        if (keeps_left_of) left_of[at.line] = s ? at.next : ~of.b;
         at.go_on();
     };
     of.each_step(step, false);
