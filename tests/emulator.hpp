@@ -138,6 +138,7 @@ template <class T> T shuffle(T v, int mask) {
 }
 inline int uniform(int v) { return v; }
 template <class T> T opaque(T v) { return v; }
+template <class T> T* advanced(T* p, int n, int pitch) { return p + static_cast<long long>(n) * pitch; }
 inline int zeros_at_the_end(long long t) { return __builtin_ffsll(t) - 1; }
 inline void copy_async(unsigned* to, const unsigned* from) {
     emulator::Fiber& me = emulator::fibers[emulator::current];

@@ -61,6 +61,12 @@ template <class T> INLINE T* opaque(T* p) {  // in device memory
     __builtin_assume(__isGlobal(p));
     return p;
 }
+template <class T> INLINE T* advanced(T* p, int n, int pitch) {  // p + n * pitch, also in device memory, in one instruction
+    T* to;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(n), "r"(pitch * static_cast<int>(sizeof(T))), "l"(p));
+    __builtin_assume(__isGlobal(to));
+    return to;
+}
 INLINE int zeros_at_the_end(int64 t) { return __ffsll(t) - 1; }  // -1 of 0
 INLINE void copy_async(unsigned* to, const unsigned* from) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));

@@ -123,7 +123,7 @@ KERNEL(32) forward(const Forward a) {
     auto fetch_step = [&] {
         if (!WIDTH) return;
         fetch_one(ring + (in.p & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
-                  x + static_cast<int64>(in.line) * WIDTH);
+                  advanced(x, in.line, WIDTH));
         commit();
         in.look_up(), in.go_on();
     };
@@ -187,9 +187,9 @@ KERNEL(32) forward(const Forward a) {
             barrier(32);
             send(s + 1, at.next, KNOWN, most);
             fetch_step();
-            if (keeps) put(result[0] + static_cast<int64>(at.line) * pitch, own[0]);
+            if (keeps) put(advanced(result[0], at.line, pitch), own[0]);
             UNROLL for (int r = 1; r < ROWS; r++)
-                if (r * 32 + lane < ALL) put(result[r] + static_cast<int64>(at.line) * G, own[r]);
+                if (r * 32 + lane < ALL) put(advanced(result[r], at.line, G), own[r]);
             at.go_on();
         },
         true);
@@ -248,8 +248,8 @@ KERNEL(32) backward(const Backward a) {
         adds[r] = opaque(a.gmemory && row.of_memory());
         seen[r] = opaque(row.i < H ? a.hidden + row.i : (a.gmemory ? a.gmemory : a.memory) + row.memory());
     }
-    auto seen_at = [&](int r, int line) { return seen[r] + static_cast<int64>(line) * (r ? G : pitch); };
-    auto ghidden_at = [&](int line) { return ghidden + static_cast<int64>(line) * H; };
+    auto seen_at = [&](int r, int line) { return advanced(seen[r], line, r ? G : pitch); };
+    auto ghidden_at = [&](int line) { return advanced(ghidden, line, H); };
     Lines in(of, true), at(of, true);
     auto fetch_step = [&] {
         UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.p, r), seen_at(r, in.line));
@@ -349,8 +349,8 @@ KERNEL(32) backward(const Backward a) {
         const real h = read[0], ga = total(sums) * (1 - h * h);
         first[0] = lane < H ? ga : first[0];
         UNROLL for (int r = 0; r < rows_of(1); r++)
-            if (r * 32 + keeps_left < H + M) put(left + static_cast<int64>(at.line) * (H + M) + r * 32, first[r]);
-        if (keeps_left_of) left_of[at.line] = s ? at.next : ~of.b;
+            if (r * 32 + keeps_left < H + M) put(advanced(left, at.line, H + M) + r * 32, first[r]);
+        if (keeps_left_of) *advanced(left_of, at.line, 1) = s ? at.next : ~of.b;
         at.go_on();
     };
     of.each_step(step, false);
