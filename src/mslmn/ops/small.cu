@@ -114,7 +114,7 @@ KERNEL(32) forward(const Forward a) {
     }
     if (!PROJECTED && I)
         UNROLL for (int k = 0; k < I; k++) Wxh[k] = lane < H ? a.weights.Wxh[lane * I + k] : real(0);
-    real* const to_h = lane < H ? h + lane : nowhere;
+    real* const to_h = weights + opaque(lane < H ? H_AT + lane : NOWHERE);
     const int pitch = opaque(lane < H ? H : G);
     const int keeps = opaque(lane < ALL && (lane >= H || a.hidden));
 
