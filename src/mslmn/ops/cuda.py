@@ -421,8 +421,8 @@ def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choic
     products = Products.of(sizes, projected)
     constants = {
         "I": I, "H": H, "M": M, "g": g,
-        "BLOCKS": choices.blocks, "COMPUTE": choices.compute, "CARRIERS": 0 if choices.small else CARRIERS[part], "LANES": choices.lanes,
-        "AHEAD": choices.ahead, "RESIDENT": choices.resident,
+        "BLOCKS": choices.blocks, "COMPUTE": choices.compute, "CARRIERS": 0 if choices.small else CARRIERS[part],
+        "LANES": choices.lanes, "AHEAD": choices.ahead, "RESIDENT": choices.resident,
         "TILES": products.threads, "BATCHED": products.batched, "PRODUCTS_BYTES": products.shared(real),
         f"{part.upper()}_BYTES": shared_bytes(part, sizes, real, value, choices),
     }  # fmt: skip
