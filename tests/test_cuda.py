@@ -362,6 +362,26 @@ def test_the_emulator_sees_threads_that_wait_for_ever(emulate, monkeypatch):
 
 
 @needs_gpp
+@pytest.mark.parametrize("nth", range(2))
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_the_emulator_sees_lanes_that_do_not_wait(emulate, monkeypatch, part, nth):
+    """Another: without one of the two barriers of a step, lanes read what others have yet to write."""
+    *first, step = nvrtc.text().rpartition("each_step(\n        [&]" if part == "forward" else "constexpr bool slowest")
+    head, *rest = step.split("barrier(32);")
+    broken = head + "".join((" " if i == nth else "barrier(32);") + after for i, after in enumerate(rest))
+    assert len(rest) >= 2 and first[1]
+    given = problem(GENERATION, T=9)
+    expected = both_passes(clocked, given, False)
+    emulate()
+    if part == "forward":  # the backward pass is as it was
+        assert_same(both_passes(cuda, given, False), expected)
+        cuda._kernels_of.cache_clear()
+    monkeypatch.setattr(nvrtc, "text", lambda: "".join(first) + broken)
+    with pytest.raises(AssertionError):
+        assert_same(both_passes(cuda, given, False), expected)
+
+
+@needs_gpp
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_a_layer_on_the_emulated_backend(emulate, monkeypatch, kind):
     emulate()

@@ -15,7 +15,7 @@
 // one step of 2^NEAR.
 //
 // A branch costs as much as ten sums. So lanes that have nothing to do compute with weights that are 0 and store what
-// they have where nobody reads it.
+// they have where nobody reads it. (Zero times infinity: where a memory overflows, slower ones are lost with it.)
 
 #ifdef SMALL
 
