@@ -271,6 +271,7 @@ def test_emulated_kernels_agree(emulate, sizes, options, small):
         (Sizes(2, 5, 3, 4, True), {"T": 40}),  # all modules' weights in registers
         (Sizes(2, 5, 3, 5, False), {"T": 40}),  # not those of the slowest
         (Sizes(3, 2, 1, 29, True), {"T": 40}),
+        (Sizes(17, 2, 3, 5, True), {"lengths": [9, 21, 1]}),  # multiplied before, for two values of h of every lane
     ],
 )
 def test_emulated_kernels_of_one_warp_agree(emulate, sizes, options):
@@ -326,7 +327,8 @@ def test_emulated_kernels_agree_where_gradients_are_missing_or_not_wanted(emulat
 def test_emulated_kernels_store_half_and_compute_whole(emulate, low, tolerance, T, small):
     """Rows of an odd number of 16-bit values begin in the middle of a word; the state is never rounded."""
     emulate(small=small)
-    for sizes in (Sizes(3, 21, 5, 3, True), Sizes(17, 21, 5, 3, True) if small else Sizes(3, 0, 5, 3, True)):
+    others = [Sizes(17, 21, 5, 3, True), Sizes(3, 1, 5, 3, True)] if small else [Sizes(3, 0, 5, 3, True)]
+    for sizes in (Sizes(3, 21, 5, 3, True), *others):
         given = problem(sizes, T, dtype=F32, value=low)
         ours = both_passes(cuda, given, False)
         expected = both_passes(clocked, (given[0].float(), *given[1:]), False)
@@ -370,7 +372,7 @@ def test_the_emulator_sees_lanes_that_do_not_wait(emulate, monkeypatch, part, nt
     head, *rest = step.split("barrier(32);")
     broken = head + "".join((" " if i == nth else "barrier(32);") + after for i, after in enumerate(rest))
     assert len(rest) >= 2 and first[1]
-    given = problem(GENERATION, T=9)
+    given = problem(Sizes(2, 3, 4, 5, True), T=9)
     expected = both_passes(clocked, given, False)
     emulate()
     if part == "forward":  # the backward pass is as it was

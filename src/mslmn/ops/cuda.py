@@ -267,10 +267,16 @@ def is_small(part: str, sizes: Sizes, real: torch.dtype) -> bool:
         return False
     rows, near = -(-(H + g * M) // 32), min(g, NEAR)
     if part == "forward":
-        weights = rows * (near * _up(M, 4) + _up(H, 4)) + (0 if _projects(sizes) else I)
+        each = _each(sizes)
+        weights = (rows + each) * near * _up(M, 4) + rows * _up(H, 4) + (0 if _projects(sizes) else I * max(1, each))
     else:
         weights = rows * _widths(part, sizes, 1)[near - 1] + near * _up(M, 4)
     return weights * real.itemsize <= 4 * IN_REGISTERS
+
+
+def _each(sizes: Sizes) -> int:
+    """How many values of h every lane of such a warp computes for itself."""
+    return sizes.H if sizes.H * _up(sizes.M, 4) <= 8 else 0
 
 
 def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> int:
@@ -279,8 +285,8 @@ def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype,
     MP, G = _up(M, 4), g * M
     if choices.small:
         near, rows, word = min(g, NEAR), -(-(H + G) // 32), -(-value.itemsize // 4)
-        widths = _widths(part, sizes, 1)
-        far = packed_size(part, sizes, 1) * (near < g) + (g - near) * 32 * rows
+        widths, each = _widths(part, sizes, 1), _each(sizes) if part == "forward" else 0
+        far = packed_size(part, sizes, 1) * (near < g) + (g - near) * 32 * (rows + each)
         state = widths[0] if part == "forward" else g * (widths[-1] + 4)
         slot = (1 + rows) * 32 if part == "backward" else 32 if _projects(sizes) else I
         return (far + state + g * MP + 4) * real.itemsize + choices.ahead * slot * word * 4

@@ -23,7 +23,6 @@ constexpr int ROWS = (ALL + 31) / 32;      // that a lane has
 constexpr int NEAR = smaller(g, SPECIAL);  // a step at which more modules fire is Number<0>
 constexpr bool FAR = NEAR < g;
 constexpr int HELD = FAR ? PACKED : 0;     // packed weights in shared memory
-constexpr int FAR_SUMS = (g - NEAR) * 32 * ROWS;
 constexpr int LAST = FAR ? 0 : g;          // the number of a step at which all modules fire
 static_assert(H > 0 && H <= 32 && g <= 32 && LANES == 1, "ops/cuda.py chooses otherwise");
 
@@ -76,7 +75,16 @@ INLINE const Quad* summed_row(const real* packed, int k, int o) {  // row o of w
 #ifdef FORWARD
 
 constexpr int READ = WIDTH ? (PROJECTED ? 32 : I) * WORDS : 0;  // words of a step: one lane's each, or all lanes read them
-constexpr int H_AT = HELD, M_AT = H_AT + SUMMED_0, NOWHERE = M_AT + GP, FAR_AT = NOWHERE + 4, RING_AT = FAR_AT + FAR_SUMS;
+// A network with one or two values of h has no exchange for them: every lane computes them, from rows that it has beside
+// its own.
+constexpr int EACH = H * MP <= 8 ? H : 0;
+constexpr int SETS = ROWS + EACH, HS = larger(EACH, 1);  // rows that a lane has, and of them of the h part
+INLINE int row_of(int r) { return r < ROWS ? r * 32 + thread() : r - ROWS; }
+INLINE int h_of(int e) { return EACH ? e : thread(); }
+INLINE int set_of_h(int e) { return EACH ? ROWS + e : 0; }
+
+constexpr int H_AT = HELD, M_AT = H_AT + SUMMED_0, NOWHERE = M_AT + GP, FAR_AT = NOWHERE + 4;
+constexpr int RING_AT = FAR_AT + (g - NEAR) * 32 * SETS;
 static_assert(RING_AT * sizeof(real) + AHEAD * READ * 4 == FORWARD_BYTES, "ops/cuda.py counts otherwise");
 
 KERNEL(32) forward(const Forward a) {
@@ -85,7 +93,7 @@ KERNEL(32) forward(const Forward a) {
     real* const h = weights + H_AT + zero;
     real* const m = weights + M_AT + zero;
     real* const nowhere = weights + NOWHERE;
-    real* const far = weights + FAR_AT - (NEAR + 1) * 32 * ROWS;  // z_j of the lanes' rows, j > NEAR; z_g: the biases
+    real* const far = weights + FAR_AT - (NEAR + 1) * 32 * SETS;  // z_j of the lanes' rows, j > NEAR; z_g: the biases
     unsigned* const ring = reinterpret_cast<unsigned*>(weights + RING_AT);
     const Sequence of(a.batch);
     const int lane = thread();
@@ -93,27 +101,31 @@ KERNEL(32) forward(const Forward a) {
     for (int e = lane; e < HELD / 4; e += 32) reinterpret_cast<Quad*>(weights)[e] = quads(a.packed)[e];
     for (int i = lane; i < NOWHERE - H_AT; i += 32) h[i] = 0;
     barrier(32);
-    real z[NEAR + 1][ROWS] = {}, own[ROWS];  // suffix sums of the lane's rows, its values of h and m
+    real z[NEAR + 1][SETS] = {}, own[ROWS];  // suffix sums of the lane's rows, its values of h and m
     real* to[ROWS];                          // where m is in shared memory,
     value* result[ROWS];                     // and where the results of the first row of the batch are to be
-    Quad U[NEAR][ROWS][MP / 4], Whm[ROWS][SUMMED_0 / 4];
-    real Wxh[!PROJECTED && I ? I : 1];
-    UNROLL for (int r = 0; r < ROWS; r++) {
-        const Row row(r);
+    Quad U[NEAR][SETS][MP / 4], Whm[ROWS][SUMMED_0 / 4];
+    real Wxh[HS][!PROJECTED && I ? I : 1];
+    UNROLL for (int r = 0; r < SETS; r++) {
+        const int i = row_of(r);
         UNROLL for (int j = 0; j < NEAR; j++)
             UNROLL for (int q = 0; q < MP / 4; q++)
-                U[j][r][q] = row.i < n(j) ? quads(a.packed + module_at(j))[q * n(j) + row.i] : Quad{};
+                U[j][r][q] = i < n(j) ? quads(a.packed + module_at(j))[q * n(j) + i] : Quad{};
+        z[NEAR][r] = i < ALL ? bias(a.weights, i) : real(0);
+        if (FAR) far[(g * SETS + r) * 32 + lane] = z[NEAR][r];
+    }
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        const Row row(r);
         UNROLL for (int q = 0; q < SUMMED_0 / 4; q++)
             Whm[r][q] = row.of_memory() ? summed_row(a.packed, row.k, row.o)[q * M] : Quad{};
         own[r] = row.of_memory() ? a.m0[static_cast<int64>(of.b) * G + row.i - H] : real(0);
         to[r] = row.of_memory() ? m + row.k * MP + row.o : nowhere;
         *to[r] = own[r];
         result[r] = opaque(row.i < H ? a.hidden + row.i : a.memory + row.i - H);
-        z[NEAR][r] = row.i < ALL ? bias(a.weights, row.i) : real(0);
-        if (FAR) far[(g * ROWS + r) * 32 + lane] = z[NEAR][r];
     }
     if (!PROJECTED && I)
-        UNROLL for (int k = 0; k < I; k++) Wxh[k] = lane < H ? a.weights.Wxh[lane * I + k] : real(0);
+        UNROLL for (int e = 0; e < HS; e++)
+            UNROLL for (int k = 0; k < I; k++) Wxh[e][k] = h_of(e) < H ? a.weights.Wxh[h_of(e) * I + k] : real(0);
     real* const to_h = weights + opaque(lane < H ? H_AT + lane : NOWHERE);
     const int pitch = opaque(lane < H ? H : G);
     const int keeps = opaque(lane < ALL && (lane >= H || a.hidden));
@@ -134,18 +146,19 @@ KERNEL(32) forward(const Forward a) {
     // z_j = z_{j+1} + U_j m_j of the modules that fired; then Wxh x, of the step whose row is `line`
     auto send = [&](int s, int line, auto KNOWN, int most) {
         constexpr int known = decltype(KNOWN)::value;
-        UNROLL for (int r = 0; r < rows_of(known); r++) {
-            const int i = r * 32 + lane;
+        UNROLL for (int r = 0; r < SETS; r++) {
+            if (r >= rows_of(known) && r < ROWS) continue;
+            const int i = row_of(r);
             real sum = z[known ? known : NEAR][r];
             if (!known) {
-                sum = far[(most * ROWS + r) * 32 + lane];
+                sum = far[(most * SETS + r) * 32 + lane];
                 for (int j = most - 1; j >= NEAR; j--) {
                     real sums[4] = {};
                     const Quad* const w = quads(weights + module_at(j)) + i;
                     if (i < n(j))
                         UNROLL for (int q = 0; q < MP / 4; q++) add_product(sums, w[q * n(j)], quads(m + j * MP)[q]);
                     sum += total(sums);
-                    if (j > NEAR) far[(j * ROWS + r) * 32 + lane] = sum;
+                    if (j > NEAR) far[(j * SETS + r) * 32 + lane] = sum;
                 }
                 z[NEAR][r] = sum;
             }
@@ -158,13 +171,15 @@ KERNEL(32) forward(const Forward a) {
         if (WIDTH) {
             const unsigned* const slot = ring + (s & (AHEAD - 1)) * READ;
             const value* const x = a.x + static_cast<int64>(line) * WIDTH;
-            auto read = [&](int k) { return lane < H ? fetched_one(slot + k * WORDS, x + k) : real(0); };
-            real sums[4] = {};
-            if (PROJECTED)
-                sums[0] = read(lane);
-            else
-                UNROLL for (int k = 0; k < I; k++) sums[k % 4] += Wxh[k] * read(k);
-            z[0][0] += total(sums);
+            auto read = [&](int k, int e) { return h_of(e) < H ? fetched_one(slot + k * WORDS, x + k) : real(0); };
+            UNROLL for (int e = 0; e < HS; e++) {
+                real sums[4] = {};
+                if (PROJECTED)
+                    sums[0] = read(h_of(e), e);
+                else
+                    UNROLL for (int k = 0; k < I; k++) sums[k % 4] += Wxh[e][k] * read(k, e);
+                z[0][set_of_h(e)] += total(sums);
+            }
         }
     };
     send(0, at.line, Number<LAST>{}, g);
@@ -172,17 +187,22 @@ KERNEL(32) forward(const Forward a) {
         [&](int s, auto KNOWN, int most) {
             constexpr int known = decltype(KNOWN)::value;
             at.look_up();
-            const real v = tanh_of(z[0][0]);  // h = tanh(Wxh x + z_0[h part])
-            *to_h = v;
+            real v[HS];  // h = tanh(Wxh x + z_0[h part])
+            UNROLL for (int e = 0; e < HS; e++) v[e] = tanh_of(z[0][set_of_h(e)]);
+            if (!EACH) *to_h = v[0];
             if (WIDTH) wait<AHEAD - 3>();
             barrier(32);
             UNROLL for (int r = 0; r < rows_of(known); r++) {  // m_k = z_k[m_k part] + Whm[k] h
                 const int i = r * 32 + lane;
                 real sums[4] = {};
-                UNROLL for (int q = 0; q < SUMMED_0 / 4; q++) add_product(sums, Whm[r][q], quads(h)[q]);
+                if (EACH)
+                    UNROLL for (int e = 0; e < HS; e++) sums[e] = Whm[r][0].v[e] * v[e];
+                else
+                    UNROLL for (int q = 0; q < SUMMED_0 / 4; q++) add_product(sums, Whm[r][q], quads(h)[q]);
                 const real sum = z[0][r] + total(sums);
                 *to[r] = own[r] = i < H + most * M ? sum : own[r];
-                if (r == 0) own[0] = lane < H ? v : own[0];
+                if (r == 0)
+                    UNROLL for (int e = 0; e < HS; e++) own[0] = (EACH ? lane == e : lane < H) ? v[e] : own[0];
             }
             barrier(32);
             send(s + 1, at.next, KNOWN, most);
@@ -201,7 +221,8 @@ KERNEL(32) forward(const Forward a) {
 
 constexpr int GZ = summed(g - 1) + 4;  // of gz_j, for every j: a row of slower modules is there too, for nobody
 constexpr int READ = (ROWS + 1) * 32 * WORDS;  // words of a step: every lane has its own
-constexpr int GM_AT = HELD + g * GZ, NOWHERE = GM_AT + GP, FAR_AT = NOWHERE + 4, RING_AT = FAR_AT + FAR_SUMS;
+constexpr int GM_AT = HELD + g * GZ, NOWHERE = GM_AT + GP, FAR_AT = NOWHERE + 4;
+constexpr int RING_AT = FAR_AT + (g - NEAR) * 32 * ROWS;
 static_assert(RING_AT * sizeof(real) + AHEAD * READ * 4 == BACKWARD_BYTES, "ops/cuda.py counts otherwise");
 
 KERNEL(32) backward(const Backward a) {
