@@ -37,7 +37,7 @@ struct Row {
 };
 
 // The rows of a sequence in a batch, in the order of its steps or, `back`, in reverse, without a branch: they are looked up
-// two steps early (look_up at the beginning of a step, go_on at its end), also where there is nothing to look up.
+// three steps early, at the end of a step, so that nothing waits for it, also where there is nothing to look up.
 struct Lines {
     const int64* start;
     int p = -2, last, ahead, first, pitch, step, mask, line = 0, next = 0, found;
@@ -49,13 +49,17 @@ struct Lines {
         start = batch.packing ? batch.packing + t : batch.clock;
         step = batch.packing ? sign : 0, mask = batch.packing ? -1 : 0;
         first = batch.packing ? of.b : t * batch.B + of.b, pitch = batch.packing ? 0 : sign * batch.B;
-        for (int i = 0; i < 2; i++) look_up(), go_on();
+        look_up();
+        for (int i = 0; i < 2; i++) go_on();
     }
     INLINE void look_up() {
         ahead = smaller(p + 2, last);
         found = static_cast<int>(start[ahead * step]);
     }
-    INLINE void go_on() { line = next, next = first + ahead * pitch + (found & mask), p++; }
+    INLINE void go_on() {
+        line = next, next = first + ahead * pitch + (found & mask), p++;
+        look_up();
+    }
 };
 
 // One value on its way to shared memory, and what has arrived there; of 16 bits, the word of four bytes that it is in.
@@ -137,7 +141,7 @@ KERNEL(32) forward(const Forward a) {
         fetch_one(ring + (in.p & (AHEAD - 1)) * READ + smaller(lane, READ / WORDS - 1) * WORDS,
                   advanced(x, in.line, WIDTH));
         commit();
-        in.look_up(), in.go_on();
+        in.go_on();
     };
     for (int s = 0; s < AHEAD - 1; s++) fetch_step();
     if (WIDTH) wait<AHEAD - 2>();
@@ -186,7 +190,6 @@ KERNEL(32) forward(const Forward a) {
     of.each_step(
         [&](int s, auto KNOWN, int most) {
             constexpr int known = decltype(KNOWN)::value;
-            at.look_up();
             real v[HS];  // h = tanh(Wxh x + z_0[h part])
             UNROLL for (int e = 0; e < HS; e++) v[e] = tanh_of(z[0][set_of_h(e)]);
             if (!EACH) *to_h = v[0];
@@ -276,7 +279,7 @@ KERNEL(32) backward(const Backward a) {
         UNROLL for (int r = 0; r < ROWS; r++) fetch_one(slot(in.p, r), seen_at(r, in.line));
         fetch_one(slot(in.p, ROWS), ghidden_at(in.line));
         commit();
-        in.look_up(), in.go_on();
+        in.go_on();
     };
     for (int i = 1; i < AHEAD; i++) fetch_step();
 
@@ -307,7 +310,6 @@ KERNEL(32) backward(const Backward a) {
         constexpr int known = decltype(KNOWN)::value;
         constexpr bool slowest = known == LAST;  // it may be what the initial memories receive, s = -1
         const bool initial = slowest && s < 0;
-        at.look_up();
         UNROLL for (int r = 0; r < rows_of(known); r++) {  // gz_{j+1} += gz_j;  gz_j of the modules that fire is complete
             const Row row(r);
             real sum = first[r];
