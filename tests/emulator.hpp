@@ -152,6 +152,8 @@ inline long long bits(double v) { return bits_of<long long>(v); }
 inline float from_bits(int v) { return bits_of<float>(v); }
 inline double from_bits(long long v) { return bits_of<double>(v); }
 inline int uniform(int v) { return v; }
+template <class T> T opaque(T v) { return v; }
+template <class T> T* advanced(T* p, int n, int pitch) { return p + static_cast<long long>(n) * pitch; }
 inline int zeros_at_the_end(long long t) { return __builtin_ffsll(t) - 1; }
 inline void copy_async(unsigned* to, const unsigned* from) {
     emulator::Fiber& me = emulator::fibers[emulator::current];

@@ -20,6 +20,7 @@ from properties import given, st
 F32, F64 = torch.float32, torch.float64
 H200 = cuda.Device((9, 0), 132, 232448)
 HANDWRITING, WORDS, GENERATION = Sizes(4, 144, 16, 9, True), Sizes(13, 25, 25, 7, True), Sizes(0, 1, 4, 9, True)
+LARGEST_SMALL = Sizes(4, 16, 8, 6, True)  # of two rows a lane
 needs_gpp = pytest.mark.skipif(not shutil.which("g++"), reason="the emulator needs g++")
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=f"nothing can be compiled: {nvrtc.why_not()}")
 
@@ -45,6 +46,11 @@ def test_this_machine_can_compile_the_kernels():
         (HANDWRITING, F64, F64),
         (WORDS, F32, F32),
         (GENERATION, F32, F32),
+        (GENERATION, F64, F64),
+        (LARGEST_SMALL, F32, F32),
+        (LARGEST_SMALL, F32, torch.bfloat16),
+        (Sizes(40, 7, 3, 2, False), F32, torch.float16),  # small, the input multiplied before
+        (Sizes(3, 5, 9, 1, True), F32, F32),  # a small LMN
         (Sizes(40, 128, 128, 1, False), F32, F32),  # an LMN whose input is multiplied before
         (Sizes(3, 0, 5, 12, True), F32, F32),  # a Clockwork RNN
         (Sizes(4, 900, 200, 4, True), F32, F32),  # more than a block's shared memory holds
@@ -56,6 +62,16 @@ def test_the_kernels_compile(architecture, B, part, sizes, real, value):
         cuda.source(part, sizes, real, value, choices), (*nvrtc.OPTIONS, f"--gpu-architecture={architecture}")
     )
     assert code[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_kernels_for_larger_networks_compile_for_small_ones_too(part, monkeypatch):
+    monkeypatch.setattr(cuda, "is_small", lambda *_: False)
+    choices = cuda.choose(part, GENERATION, F32, F32, 1, H200)
+    source = cuda.source(part, GENERATION, F32, F32, choices)
+    assert not choices.small and "#define SMALL" not in source
+    assert nvrtc.compile_source(source, (*nvrtc.OPTIONS, "--gpu-architecture=sm_90"))[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
@@ -107,12 +123,37 @@ def test_choices_fit_the_device(sizes, types, B, device):
     for part in ("forward", "backward"):
         choices = cuda.choose(part, sizes, *types, B, device)
         if choices is None:
-            least = cuda.Choices(1, 512, 1, 8, False, 0)
-            assert cuda.shared_bytes(part, sizes, *types, least) > device.shared
+            least = [cuda.Choices(1, 512, lanes, 8, False, 0) for lanes in (1, 2, 4)]  # more are more padding
+            assert any(cuda.shared_bytes(part, sizes, *types, choices) > device.shared for choices in least)
             continue
         assert choices.blocks * (cuda.shared_bytes(part, sizes, *types, choices) + 1024) <= device.shared + 1024
+        if choices.small:
+            assert (choices.compute, choices.blocks) == (32, 1)
+            continue
         assert choices.compute & 31 == 0 and choices.compute + 32 * cuda.CARRIERS[part] <= 1024
         assert choices.lanes == 1 or choices.lanes * sizes.M <= choices.compute
+
+
+@pytest.mark.parametrize(
+    ("sizes", "real", "forward", "backward"),
+    [
+        (GENERATION, F32, True, True),
+        (GENERATION, F64, True, True),
+        (LARGEST_SMALL, F32, True, True),
+        (LARGEST_SMALL, F64, False, False),  # twice the registers
+        (Sizes(4, 17, 8, 6, True), F32, False, False),  # 65 rows
+        (Sizes(4, 32, 2, 4, True), F32, True, True),
+        (Sizes(4, 33, 2, 4, True), F32, False, False),  # h in more than one row a lane
+        (Sizes(3, 1, 1, 32, True), F32, True, True),
+        (Sizes(3, 1, 1, 33, True), F32, False, False),  # a lane each for the modules' records
+        (Sizes(16, 8, 48, 1, True), F32, True, False),  # 128 registers
+        (Sizes(16, 8, 49, 1, True), F32, False, False),
+        (Sizes(17, 8, 48, 1, True), F32, True, False),  # multiplied before
+        (Sizes(3, 0, 4, 3, True), F32, False, False),  # a Clockwork RNN
+    ],
+)
+def test_one_warp_takes_a_small_network_through_time(sizes, real, forward, backward):
+    assert [cuda.choose(part, sizes, real, real, 1, H200).small for part in cuda.CARRIERS] == [forward, backward]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
@@ -148,8 +189,10 @@ def folder(tmp_path_factory):
 def emulate(monkeypatch, folder):
     """Make the CUDA backend compute CPU tensors on a device of a few processors with so much shared memory."""
 
-    def install(processors=132, shared=H200.shared, **forced):
+    def install(processors=132, shared=H200.shared, small=True, **forced):
         emulator.install(monkeypatch, folder, cuda.Device((9, 0), processors, shared))
+        if not small or forced:  # the kernels for larger networks
+            monkeypatch.setattr(cuda, "is_small", lambda *_: False)
         if forced:
             monkeypatch.setattr(cuda, "choose", lambda *_: forced_choices(*_, **forced))
 
@@ -193,6 +236,7 @@ def assert_same(ours, expected, tolerance=1e-11):
 
 
 @needs_gpp
+@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
@@ -205,11 +249,47 @@ def assert_same(ours, expected, tolerance=1e-11):
         (Sizes(0, 1, 4, 9, True), {"T": 33, "B": 1}),
     ],
 )
-def test_emulated_kernels_agree(emulate, sizes, options):
-    emulate()
+def test_emulated_kernels_agree(emulate, sizes, options, small):
+    if small and not cuda.is_small("forward", sizes, F64):
+        pytest.skip("not small: the kernels are the same")
+    emulate(small=small)
     given = problem(sizes, **options)
     for reverse in (False, True):
         assert_same(both_passes(cuda, given, reverse), both_passes(clocked, given, reverse))
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        (Sizes(0, 1, 4, 9, True), {"T": 150, "B": 6}),
+        (Sizes(2, 1, 4, 9, True), {"lengths": [40, 1, 33, 2, 1, 7]}),
+        (Sizes(16, 3, 5, 3, True), {"T": 20}),  # the most inputs multiplied inside
+        (Sizes(1, 1, 1, 1, False), {"T": 9}),
+        (Sizes(3, 5, 9, 1, True), {"lengths": [9, 13, 1]}),  # an LMN
+        (Sizes(2, 9, 11, 2, True), {"T": 11}),
+        (Sizes(2, 5, 3, 4, True), {"T": 40}),  # all modules' weights in registers
+        (Sizes(2, 5, 3, 5, False), {"T": 40}),  # not those of the slowest
+        (Sizes(3, 2, 1, 29, True), {"T": 40}),
+        (Sizes(17, 2, 3, 5, True), {"lengths": [9, 21, 1]}),  # multiplied before, for two values of h of every lane
+    ],
+)
+def test_emulated_kernels_of_one_warp_agree(emulate, sizes, options):
+    emulate()
+    given = problem(sizes, **options)
+    assert cuda.is_small("forward", sizes, F64)
+    for reverse in (False, True):
+        assert_same(both_passes(cuda, given, reverse), both_passes(clocked, given, reverse))
+
+
+@needs_gpp
+@pytest.mark.parametrize("sizes", [LARGEST_SMALL, Sizes(1, 32, 16, 2, False), Sizes(2, 16, 48, 1, True)])
+def test_emulated_kernels_of_one_warp_agree_where_it_is_full(emulate, monkeypatch, sizes):
+    monkeypatch.setattr(cuda, "IN_REGISTERS", 1024)  # exactly, in float64: the emulator has as many as it takes
+    emulate()
+    given = problem(sizes, T=35)
+    assert all(cuda.is_small(part, sizes, F64) for part in cuda.CARRIERS)
+    assert_same(both_passes(cuda, given, False), both_passes(clocked, given, False))
 
 
 @needs_gpp
@@ -231,9 +311,10 @@ def test_emulated_kernels_agree_however_they_are_laid_out(emulate, forced):
 @needs_gpp
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("gradients", [("memory",), ("hidden",), ("last",)])
-def test_emulated_kernels_agree_where_gradients_are_missing_or_not_wanted(emulate, reverse, gradients):
+@pytest.mark.parametrize("sizes", [Sizes(4, 20, 8, 6, True), Sizes(4, 3, 2, 6, True)])
+def test_emulated_kernels_agree_where_gradients_are_missing_or_not_wanted(emulate, reverse, gradients, sizes):
     emulate()
-    given = problem(Sizes(4, 20, 8, 6, True), lengths=[9, 21, 1])
+    given = problem(sizes, lengths=[9, 21, 1])
     for wanted in itertools.product([False, True], repeat=2):
         ours, expected = (both_passes(b, given, reverse, gradients, wanted) for b in (cuda, clocked))
         assert_same(ours, expected)
@@ -242,24 +323,27 @@ def test_emulated_kernels_agree_where_gradients_are_missing_or_not_wanted(emulat
 @needs_gpp
 @pytest.mark.parametrize("T", [13, 3])  # 3: fewer steps than are fetched ahead
 @pytest.mark.parametrize(("low", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
-def test_emulated_kernels_store_half_and_compute_whole(emulate, low, tolerance, T):
+@pytest.mark.parametrize("small", [True, False])
+def test_emulated_kernels_store_half_and_compute_whole(emulate, low, tolerance, T, small):
     """Rows of an odd number of 16-bit values begin in the middle of a word; the state is never rounded."""
-    emulate()
-    for sizes in (Sizes(3, 21, 5, 3, True), Sizes(3, 0, 5, 3, True)):
+    emulate(small=small)
+    others = [Sizes(17, 21, 5, 3, True), Sizes(3, 1, 5, 3, True)] if small else [Sizes(3, 0, 5, 3, True)]
+    for sizes in (Sizes(3, 21, 5, 3, True), *others):
         given = problem(sizes, T, dtype=F32, value=low)
         ours = both_passes(cuda, given, False)
         expected = both_passes(clocked, (given[0].float(), *given[1:]), False)
         assert [t.dtype for t in ours] == [low, low, F32, low, F32, F32]
-        if sizes.H:  # the Clockwork RNN's Wxh x is rounded
+        if sizes.H and sizes.I <= cuda.INLINE_INPUT:  # else Wxh x is rounded
             assert_same(ours[2:3], expected[2:3], 1e-6)
         assert_same([t.float() for t in ours], expected, tolerance)
 
 
 @needs_gpp
-def test_no_result_depends_on_which_thread_comes_first(emulate):
+@pytest.mark.parametrize("sizes", [Sizes(4, 20, 8, 6, True), LARGEST_SMALL])
+def test_no_result_depends_on_which_thread_comes_first(emulate, sizes):
     """Every launch of the emulator has another order of threads and another moment for every copy."""
     emulate()
-    given = problem(Sizes(4, 20, 8, 6, True), T=70, dtype=F32)
+    given = problem(sizes, T=70, dtype=F32)
     first = both_passes(cuda, given, False)
     for _ in range(5):
         assert all(torch.equal(a, b) for a, b in zip(both_passes(cuda, given, False), first, strict=True))
@@ -273,10 +357,31 @@ def test_the_emulator_sees_threads_that_wait_for_ever(emulate, monkeypatch):
         "            barrier(THREADS);\n            fetch_step();\n", "            fetch_step();\n", 1
     )
     assert broken != text
-    emulate()
-    monkeypatch.setattr(nvrtc, "text", lambda name: broken)
+    emulate(small=False)
+    monkeypatch.setattr(nvrtc, "text", lambda *names: broken)
     with pytest.raises(RuntimeError, match="threads wait for others who never come"):
         cuda.forward(*problem(Sizes(4, 20, 8, 3, True)), False, True)
+
+
+@needs_gpp
+@pytest.mark.parametrize("nth", range(2))
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_the_emulator_sees_lanes_that_do_not_wait(emulate, monkeypatch, part, nth):
+    """Another: without one of the two barriers of a step, lanes read what others have yet to write."""
+    loop = "each_step(\n        [&]" if part == "forward" else "constexpr bool slowest"
+    *first, step = nvrtc.text("cuda.cu", "small.cu").rpartition(loop)
+    head, *rest = step.split("barrier(32);")
+    broken = head + "".join((" " if i == nth else "barrier(32);") + after for i, after in enumerate(rest))
+    assert len(rest) >= 2 and first[1]
+    given = problem(Sizes(2, 3, 4, 5, True), T=9)
+    expected = both_passes(clocked, given, False)
+    emulate()
+    if part == "forward":  # the backward pass is as it was
+        assert_same(both_passes(cuda, given, False), expected)
+        cuda._kernels_of.cache_clear()
+    monkeypatch.setattr(nvrtc, "text", lambda *names: "".join(first) + broken)
+    with pytest.raises(AssertionError):
+        assert_same(both_passes(cuda, given, False), expected)
 
 
 @needs_gpp
@@ -398,7 +503,10 @@ def passes(layer, x, weigh):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("sizes", "T", "B"), [(HANDWRITING, 600, 32), (HANDWRITING, 600, 200), (WORDS, 97, 25)])
+@pytest.mark.parametrize(
+    ("sizes", "T", "B"),
+    [(HANDWRITING, 600, 32), (HANDWRITING, 600, 200), (WORDS, 97, 25), (LARGEST_SMALL, 300, 7)],
+)
 def test_float32_errors_on_a_gpu(gpu, sizes, T, B):
     layer = MSLMN(*sizes[:4], device=gpu)
     exact = MSLMN(*sizes[:4], device=gpu, dtype=F64)
@@ -413,7 +521,12 @@ def test_float32_errors_on_a_gpu(gpu, sizes, T, B):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "layer", [MSLMN(4, 144, 16, 9), LMN(40, 128, 128), ClockworkRNN(4, 16, 9), MSLMN(4, 600, 96, 5)], ids=repr
+    "layer",
+    [
+        *(MSLMN(4, 144, 16, 9), LMN(40, 128, 128), ClockworkRNN(4, 16, 9), MSLMN(4, 600, 96, 5)),
+        *(MSLMN(4, 16, 8, 6), MSLMN(0, 1, 4, 9), MSLMN(20, 5, 3, 4), LMN(3, 5, 9)),  # one warp a sequence
+    ],
+    ids=repr,
 )
 @pytest.mark.parametrize("B", [1, 33, 300])
 def test_sizes_and_batches_on_a_gpu_bit_for_bit_again(gpu, layer, B):
@@ -430,8 +543,9 @@ def test_sizes_and_batches_on_a_gpu_bit_for_bit_again(gpu, layer, B):
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_training_step_as_a_cuda_graph(gpu, packed, bidirectional):
-    layer = MSLMN(4, 24, 8, 4, bidirectional=bidirectional, device=gpu)
+@pytest.mark.parametrize("sizes", [(4, 48, 8, 4), (4, 5, 3, 5)])
+def test_a_training_step_as_a_cuda_graph(gpu, packed, bidirectional, sizes):
+    layer = MSLMN(*sizes, bidirectional=bidirectional, device=gpu)
     xs = [torch.randn(n, 4, device=gpu) for n in (31, 17, 17, 5)]
     x = pack_sequence(xs) if packed else torch.stack([xs[0]] * 3, 1)
     data = x.data if packed else x
@@ -481,8 +595,12 @@ def test_autocast_stores_half_and_computes_whole(gpu, kind, low, tolerance):
 
 
 @pytest.mark.gpu
-def test_short_sequences_stored_in_half(gpu):
+@pytest.mark.parametrize("small", [True, False])
+def test_short_sequences_stored_in_half(gpu, monkeypatch, small):
     """Fewer steps than the kernels fetch ahead: what lies behind the last one must not be believed."""
+    if not small:
+        monkeypatch.setattr(cuda, "is_small", lambda *_: False)
+    cuda._kernels_of.cache_clear()
     layer = MSLMN(2, 4, 3, 3, device=gpu)
     for T in range(1, 12):
         x = torch.randn(T, 3, 2, device=gpu).bfloat16()
@@ -492,6 +610,7 @@ def test_short_sequences_stored_in_half(gpu):
                 output = layer(x)[0]
             output.sum().backward()
         torch.testing.assert_close(output.float(), expected, rtol=0.03, atol=0.03)
+    cuda._kernels_of.cache_clear()
 
 
 @pytest.mark.gpu

@@ -22,6 +22,8 @@
 // factors behind (records), `products` adds up chunks of them on all processors, `gather` adds up the chunks, in order:
 // nothing depends on which thread came first.
 //
+// Small networks (SMALL) have kernels of their own for both passes, in small.cu, which follows this text.
+//
 // The constants H (0: the Clockwork RNN), M, g, I, the types real and value, and the choices in capitals are defined
 // by ops/cuda.py in front of this text. Modules are numbered from 0.
 
@@ -50,6 +52,21 @@ INLINE char* shared_memory() {
 INLINE float shuffle(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE double shuffle(double v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 INLINE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }  // the same in all threads of a warp
+INLINE int opaque(int v) {  // what the compiler cannot derive anew at each step, and so keeps
+    asm volatile("" : "+r"(v));
+    return v;
+}
+template <class T> INLINE T* opaque(T* p) {  // in device memory
+    asm volatile("" : "+l"(p));
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+template <class T> INLINE T* advanced(T* p, int n, int pitch) {  // p + n * pitch, also in device memory, in one instruction
+    T* to;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(n), "r"(pitch * static_cast<int>(sizeof(T))), "l"(p));
+    __builtin_assume(__isGlobal(to));
+    return to;
+}
 INLINE int zeros_at_the_end(int64 t) { return __ffsll(t) - 1; }  // -1 of 0
 INLINE void copy_async(unsigned* to, const unsigned* from) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -286,6 +303,8 @@ KERNEL(256) pack(const Pack a) {
     a.packed[e] = packed_value(a.weights, j, e - module_at(j));
 }
 
+#ifndef SMALL
+
 constexpr int OWN = (H + M + COMPUTE - 1) / COMPUTE;  // rows a thread always has, and maybe more
 constexpr int HIDDEN = (H + COMPUTE - 1) / COMPUTE;   // values of h a thread has
 constexpr int FIRST = COMPUTE / LANES;                // sums that all threads make at once
@@ -378,6 +397,8 @@ struct Held {
     }
 };
 
+#endif
+
 #ifdef FORWARD
 
 struct Forward {
@@ -392,6 +413,9 @@ struct Forward {
 
 constexpr int WIDTH = PROJECTED ? (CLOCKWORK ? G : H) : I;  // of what is read at a step
 constexpr int SLOT = words(WIDTH);
+
+#ifndef SMALL
+
 constexpr int STATE = up(ALL, 4) + up(rows_before(g), 4) + SUMMED_0 + GP;
 constexpr int BYTES = (module_at(RESIDENT) + STATE) * sizeof(real) + AHEAD * (SLOT * 4 + 4);
 static_assert(BYTES == FORWARD_BYTES, "ops/cuda.py counts otherwise");
@@ -532,6 +556,8 @@ KERNEL(THREADS, BLOCKS) forward(const Forward a) {
         true);
 }
 
+#endif
+
 #else  // the backward pass
 
 struct Backward {
@@ -551,6 +577,9 @@ struct Backward {
 constexpr int NONE = -2147483647 - 1;
 constexpr int SEEN = CLOCKWORK ? G : H;  // what a step reads beside gmemory: h, or the Clockwork RNN's m
 constexpr int SLOT = words(G) + words(SEEN);
+
+#ifndef SMALL
+
 constexpr int STATE = summed_before(g) + up(ALL, 4) + up(G, 4) + GP;
 constexpr int BYTES = (module_at(RESIDENT) + STATE) * sizeof(real) + AHEAD * (SLOT * 4 + 8);
 static_assert(BYTES == BACKWARD_BYTES, "ops/cuda.py counts otherwise");
@@ -750,6 +779,8 @@ KERNEL(THREADS, BLOCKS) backward(const Backward a) {
     of.each_step(step, false);
     step(-1, Number<0>{}, g);  // what the initial memories receive
 }
+
+#endif
 
 // Sums of outer products: per module, over a chunk of its records,
 //

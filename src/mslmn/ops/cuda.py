@@ -1,4 +1,4 @@
-"""The fused CUDA kernels of cuda.cu, compiled for a layer's sizes when it first runs, and kept on disk.
+"""The fused CUDA kernels of cuda.cu and small.cu, compiled for a layer's sizes when it first runs, and kept on disk.
 
 float32, float64, and float32 with 16-bit inputs and outputs: x, memory and hidden are stored as x is, all else is as
 the weights are.
@@ -28,6 +28,9 @@ LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 
 CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
 REGISTERS = 65536  # of a processor
 WAVES = 2  # of chunks of records on all processors
+SMALL = 64  # rows of a state that one warp takes through time
+IN_REGISTERS = 128  # 4-byte registers of a thread for weights
+NEAR = 4  # modules whose weights are there
 
 
 class Choices(NamedTuple):
@@ -39,6 +42,7 @@ class Choices(NamedTuple):
     ahead: int  # steps that are fetched before they are needed
     cached: bool  # the weights of module 0 in registers
     resident: int  # modules whose weights are in shared memory
+    small: bool = False  # one warp does it all: the kernels of small.cu
 
 
 class Device(NamedTuple):
@@ -235,6 +239,10 @@ class Products(NamedTuple):
 def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: int, device: Device) -> Choices | None:
     """The layout of a pass, or None if the state of a sequence does not fit the device."""
     _, H, M, g, _ = sizes
+    if is_small(part, sizes, real):
+        choices = Choices(1, 32, 1, 8, True, 0, True)
+        if shared_bytes(part, sizes, real, value, choices) <= device.shared:
+            return choices
     most = {("forward", 2): 192}
     for blocks in (2, 1) if device.processors < B else (1,):
         compute = min(512, _up(max(H + M, min(H + g * M, most.get((part, blocks), 288))), 32))
@@ -252,10 +260,36 @@ def choose(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: in
     return None
 
 
+def is_small(part: str, sizes: Sizes, real: torch.dtype) -> bool:
+    """Whether one warp takes a sequence through time: two rows of the state a lane, with their weights in registers."""
+    I, H, M, g, _ = sizes
+    if not 0 < H <= 32 or H + g * M > SMALL or g > 32:
+        return False
+    rows, near = -(-(H + g * M) // 32), min(g, NEAR)
+    if part == "forward":
+        each = _each(sizes)
+        weights = (rows + each) * near * _up(M, 4) + rows * _up(H, 4) + (0 if _projects(sizes) else I * max(1, each))
+    else:
+        weights = rows * _widths(part, sizes, 1)[near - 1] + near * _up(M, 4)
+    return weights * real.itemsize <= 4 * IN_REGISTERS
+
+
+def _each(sizes: Sizes) -> int:
+    """How many values of h every lane of such a warp computes for itself."""
+    return sizes.H if sizes.H * _up(sizes.M, 4) <= 8 else 0
+
+
 def shared_bytes(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> int:
     """Of a block, as cuda.cu counts them (it checks)."""
     I, H, M, g, _ = sizes
     MP, G = _up(M, 4), g * M
+    if choices.small:
+        near, rows, word = min(g, NEAR), -(-(H + G) // 32), -(-value.itemsize // 4)
+        widths, each = _widths(part, sizes, 1), _each(sizes) if part == "forward" else 0
+        far = packed_size(part, sizes, 1) * (near < g) + (g - near) * 32 * (rows + each)
+        state = widths[0] if part == "forward" else g * (widths[-1] + 4)
+        slot = (1 + rows) * 32 if part == "backward" else 32 if _projects(sizes) else I
+        return (far + state + g * MP + 4) * real.itemsize + choices.ahead * slot * word * 4
     widths = _widths(part, sizes, choices.lanes)
     owned = [H + (j + 1) * M if part == "forward" else H for j in range(g)]
     resident = sum(owned[j] * MP + widths[j] * M for j in range(choices.resident))
@@ -304,7 +338,7 @@ class Kernels:
         self.choices, self.projected, self.products = choices, _projects(sizes), Products.of(sizes, _projects(sizes))
         self.source = source(part, sizes, real, value, choices)
         self.threads = {
-            part: choices.compute + 32 * CARRIERS[part],
+            part: choices.compute + 32 * (0 if choices.small else CARRIERS[part]),
             "products": self.products.threads,
             "pack": 256,
             "gather": 256,
@@ -393,21 +427,22 @@ def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choic
     products = Products.of(sizes, projected)
     constants = {
         "I": I, "H": H, "M": M, "g": g,
-        "BLOCKS": choices.blocks, "COMPUTE": choices.compute, "CARRIERS": CARRIERS[part], "LANES": choices.lanes,
-        "AHEAD": choices.ahead, "RESIDENT": choices.resident,
+        "BLOCKS": choices.blocks, "COMPUTE": choices.compute, "CARRIERS": 0 if choices.small else CARRIERS[part],
+        "LANES": choices.lanes, "AHEAD": choices.ahead, "RESIDENT": choices.resident,
         "TILES": products.threads, "BATCHED": products.batched, "PRODUCTS_BYTES": products.shared(real),
         f"{part.upper()}_BYTES": shared_bytes(part, sizes, real, value, choices),
     }  # fmt: skip
     flags = {"CACHED": choices.cached, "PROJECTED": projected, "BIASED": biased}
     lines = [
         *(["#define FORWARD"] if part == "forward" else []),
+        *(["#define SMALL"] if choices.small else []),
         *(f"struct {NAMES[value]};" for _ in range(value.itemsize == 2)),
         f"typedef {NAMES[real]} real;",
         f"typedef {NAMES[value]} value;",
         *(f"constexpr int {name} = {number};" for name, number in constants.items()),
         *(f"constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()),
     ]
-    return "\n".join([*lines, nvrtc.text("cuda.cu")])
+    return "\n".join([*lines, nvrtc.text("cuda.cu", "small.cu")])
 
 
 @lru_cache(maxsize=256)

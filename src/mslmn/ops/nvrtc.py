@@ -21,9 +21,9 @@ DIGEST = hashlib.sha256().digest_size  # bytes in front of what is kept
 
 
 @lru_cache
-def text(name: str) -> str:
-    """A file of CUDA source, beside this one."""
-    return Path(__file__).with_name(name).read_text()
+def text(*names: str) -> str:
+    """Files of CUDA source, beside this one, one after the other."""
+    return "".join(Path(__file__).with_name(name).read_text() for name in names)
 
 
 @lru_cache
