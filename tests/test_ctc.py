@@ -64,7 +64,7 @@ def test_the_kernels_compile_and_keep_to_their_registers(architecture, real, lay
 
 
 def test_layouts_have_room():
-    assert ctc.choose(31) == ctc.Layout(1, 1, 8) and ctc.choose(32) == ctc.choose(63) == ctc.Layout(2, 1, 8)
+    assert ctc.choose(31) == ctc.Layout(1, 1, 16) and ctc.choose(32) == ctc.choose(63) == ctc.Layout(1, 2, 8)
     for longest in (0, 64, 500, ctc.LONGEST):
         layout = ctc.choose(longest)
         assert 32 * layout.pairs * layout.warps > longest

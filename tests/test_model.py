@@ -292,6 +292,21 @@ def test_ctc_is_torch_s_and_short_sequences_count_zero():
     assert math.isfinite(CTC().loss(padded, target).total.item())
 
 
+def test_a_flat_start_spreads_labels_and_blanks_evenly():
+    lengths, target = [4, 11, 3, 10], [torch.tensor(t) for t in ([3], [2, 2], [1, 2, 3], [])]
+    expected = [[0, 0, 3, 0], [0, 0, 0, 2, 2, 0, 0, 2, 2, 0, 0], [0, 2, 3], [0] * 10]  # three steps for seven places
+    expected[2] = [[0, 1, 0, 2, 0, 3, 0][t * 7 // 3] for t in range(3)]
+    logits = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in lengths]
+    score = CTC().first_loss(pack_sequence(logits, enforce_sorted=False), target)
+    each = [F.cross_entropy(x, torch.tensor(y), reduction="sum") for x, y in zip(logits, expected, strict=True)]
+    assert score.items == sum(lengths)
+    torch.testing.assert_close(score.total, sum(each))
+    with pytest.raises(ValueError, match="labels must be between 1 and 3"):
+        CTC().first_loss(pack_sequence(logits, enforce_sorted=False), [torch.tensor([4])] * 4)
+    one = NMSE(variance=2.0)
+    assert one.first_loss(torch.ones(2), torch.zeros(2)).mean == one.loss(torch.ones(2), torch.zeros(2)).mean
+
+
 def test_targets_packed_in_another_order_are_brought_into_step():
     """Torch packs many equally long sequences in any order, `collate` in theirs."""
     xs = [torch.randn(4 if i < 12 else 2, 2) for i in range(20)]

@@ -21,7 +21,7 @@ from mslmn.checkpoint import CheckpointError
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 from mslmn.training import Diverged, Plan, fit
 
-QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1}
+QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1, "distort": 0.1}
 
 
 def pairs(n, seed=0, lengths=(12, 33)):
@@ -397,6 +397,84 @@ def test_baselines_train_too():
     assert run(net=net).reason == "trained"
 
 
+def test_sequences_are_mixed_anew_in_each_epoch_whatever_batch_they_are_in(monkeypatch):
+    from mslmn import training
+
+    def seen(batch_size, **plan):
+        found = []
+        collate = training._Data.collate
+
+        def watched(self, indices, change=None):
+            if change is not None:
+                for i in indices:
+                    x = torch.as_tensor(self.pairs[i][0])
+                    found.append((i, torch.linalg.lstsq(x, change(i, x)).solution))
+            return collate(self, indices, change)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(training._Data, "collate", watched)
+            run(grow="never", epochs=2, batch_size=batch_size, noise=0.0, **plan)
+        epochs = found[:20], found[20:]
+        return [[mixture for _, mixture in sorted(epoch, key=lambda one: one[0])] for epoch in epochs]
+
+    first, second = seen(8, distort=0.2)
+    again, _ = seen(5, distort=0.2)
+    for a, b, other in zip(first, again, second, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not torch.allclose(a, other)
+    off = torch.stack(first + second) - torch.eye(2)
+    assert 0.15 < off.std() < 0.25 and off.mean().abs() < 0.05
+    assert seen(8, distort=0.0) == [[], []]
+
+
+@pytest.mark.parametrize("stop", [None, 1])
+def test_the_first_epochs_of_the_first_stage_start_flat(tmp_path, monkeypatch, stop):
+    torch.manual_seed(0)
+    asked = []
+    for name in ("first_loss", "loss"):
+        original = getattr(CTC, name)
+
+        def watched(self, output, target, original=original, name=name):
+            asked.append(name if output.data.requires_grad else "validation")
+            return original(self, output, target)
+
+        monkeypatch.setattr(CTC, name, watched)
+    data = [(x, torch.tensor([1, 2, 3])) for x, _ in pairs(8)]
+    plan = Plan(epochs=2, batch_size=8, flat_start=1, max_modules=2, growth_patience=9)
+    net = SequenceModel(MSLMN(2, 6, 4, num_modules=1), 4, output="all")
+    result = fit(net, data, data, CTC(), plan=plan, progress=False, device="cpu")
+    assert [name for name in asked if name != "validation"] == ["first_loss", "loss", "loss", "loss"]
+    assert len(result.stages) == 2
+
+
+def test_weights_are_selected_by_the_metric_if_so_planned(monkeypatch):
+    """Accuracies and losses that disagree; of equal accuracies, the lower loss."""
+    from mslmn import training
+
+    found = [(1.0, 0.1), (0.5, 0.3), (0.8, 0.9), (0.7, 0.9), (0.4, 0.2)]  # before training and after each epoch
+    for select, best in (("loss", 4), ("metric", 3)):
+        values = iter(found)
+        monkeypatch.setattr(training._Run, "_validate", lambda self, values=values: next(values))
+        result = run(grow="never", epochs=4, select=select)
+        assert result.best["epoch"] == best
+        assert (result.best["loss"], result.best["metric"]) == found[best]
+        assert result.stages[0]["validation_loss"] == found[best][0]
+        values = iter(found)
+        monkeypatch.setattr(training._Run, "_validate", lambda self, values=values: next(values))
+        ended = run(grow="never", epochs=4, patience=1, select=select)
+        assert ended.reason == "trained" or len(ended.history) < 4
+
+
+def test_growth_ends_when_modules_no_longer_better_the_metric(monkeypatch):
+    from mslmn import training
+
+    found = iter([(1.0, 0.1), (0.9, 0.5), (0.8, 0.5), (0.7, 0.4)])  # losses sink on
+    monkeypatch.setattr(training._Run, "_validate", lambda self: next(found))
+    result = run(epochs=1, select="metric", max_modules=4)
+    assert result.reason == "the validation accuracy was not bettered beyond 1 modules"
+    assert len(result.stages) == 2
+
+
 # what can go wrong
 
 
@@ -521,6 +599,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         ({"max_modules": 0}, "max_modules must be at least 1"),
         ({"horizon": 0}, "horizon must be at least 1"),
         ({"noise": -1}, "noise must be at least 0"),
+        ({"distort": -1}, "distort must be at least 0"),
+        ({"flat_start": -1}, "flat_start must be at least 0"),
+        ({"select": "accuracy"}, "select must be one of 'loss', 'metric'"),
         ({"grow": "often"}, "grow must be one of 'epochs', 'plateau', 'never'"),
     ],
 )

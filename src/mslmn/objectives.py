@@ -175,7 +175,7 @@ class CTC(Objective):
         O = steps.data.shape[-1]
         labels = _checked_labels(target, len(order), O)
         target = [target[i] for i in order]
-        labels = labels if order == sorted(order) else torch.cat(target)
+        labels = labels if order == sorted(order) else _joined(target)
         counts = [len(t) for t in target]
         wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
         if ops.ctc.takes(wide.device, steps.batch_sizes, counts):
@@ -303,13 +303,18 @@ def _packed(output: Output) -> tuple[PackedSequence, list[int]]:
     return PackedSequence(output.flatten(0, 1), torch.full((T,), B, device="cpu")), list(range(B))
 
 
+def _joined(target: Sequence[Tensor]) -> Tensor:
+    """An empty tensor is one of floats, if nobody says otherwise."""
+    return torch.cat([t if len(t) else t.long() for t in target])
+
+
 def _checked_labels(target: Sequence[Tensor], B: int, O: int) -> Tensor:
     """All labels, one sequence after the other."""
     if len(target) != B:
         raise ValueError(
             f"CTC needs a label sequence for each of {B} sequences, got {len(target)}; pass a list of tensors"
         )
-    labels = torch.cat(list(target))
+    labels = _joined(target)
     if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) < O:
         i, wrong = next((i, t) for i, t in enumerate(target) if len(t) and not 1 <= int(t.min()) <= int(t.max()) < O)
         raise ValueError(

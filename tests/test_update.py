@@ -1,0 +1,107 @@
+"""A step of the weights: clipped, by Adam, contracted; the same from a CUDA graph."""
+
+import pytest
+import torch
+from torch import nn
+
+from mslmn import MSLMN, SequenceModel
+from mslmn.update import MOMENTS, Update
+
+CHOSEN = {"learning_rate": 1e-2, "weight_decay": 1e-3, "clip": 0.5, "contract": True}
+
+
+def model(device="cpu"):
+    torch.manual_seed(0)
+    return SequenceModel(MSLMN(2, 6, 4, num_modules=3, bidirectional=True), 2).to(device)
+
+
+def gradients(net, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def steps(net, update, count, first=0, rate=1e-2):
+    fine = torch.tensor(True, device=next(net.parameters()).device)
+    for i in range(first, first + count):
+        update.clear()
+        gradients(net, i)
+        update(rate / (1 + i), fine)
+
+
+def weights(net):
+    return {name: value.detach().cpu().clone() for name, value in net.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_step_is_clipping_then_adam_then_contraction(device):
+    net, plain = model(device), model(device)
+    update = Update(net, {}, **CHOSEN, replay=False)
+    adam = torch.optim.Adam(plain.parameters(), lr=1e-2, weight_decay=1e-3, fused=True)
+    for i in range(4):
+        gradients(net, i)
+        gradients(plain, i)
+        update(1e-2, torch.tensor(True, device=device))
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        adam.step()
+        plain.encoder.contract()
+    for name, value in weights(net).items():
+        torch.testing.assert_close(value, weights(plain)[name])
+
+
+def test_what_is_not_fine_changes_nothing_but_may_be_followed_by_a_step(device):
+    net, twin = model(device), model(device)
+    update, other = Update(net, {}, **CHOSEN), Update(twin, {}, **CHOSEN)
+    steps(net, update, 3)
+    steps(twin, other, 3)
+    before = weights(net)
+    net.encoder.cells[0].Wxh.grad.fill_(float("nan"))
+    update(1e-2, torch.tensor(False, device=device))
+    assert same(weights(net), before)
+    steps(net, update, 2, first=3)
+    steps(twin, other, 2, first=3)
+    assert same(weights(net), weights(twin))
+
+
+def test_moments_go_on_where_they_were(device):
+    whole, net = model(device), model(device)
+    steps(whole, Update(whole, {}, **CHOSEN), 6)
+    first = Update(net, {}, **CHOSEN)
+    steps(net, first, 3)
+    moments = first.moments
+    assert moments.keys() == dict(net.named_parameters()).keys() and all(
+        set(m) == set(MOMENTS) for m in moments.values()
+    )
+    second = Update(net, moments, **CHOSEN)
+    steps(net, second, 3, first=3)
+    assert same(weights(net), weights(whole))
+    assert all(torch.equal(moments[name]["step"].cpu(), torch.tensor(3.0)) for name in moments)  # a copy
+
+
+def test_without_any_gradient_a_weight_stays(device):
+    net = model(device)
+    update = Update(net, {}, **{**CHOSEN, "weight_decay": 0.0})
+    for i in range(3):
+        update.clear()
+        gradients(net, i)
+        net.readout.b_y.grad = None
+        before = weights(net)
+        update(1e-2, torch.tensor(True, device=device))
+        after = weights(net)
+        assert torch.equal(before["readout.b_y"], after["readout.b_y"])
+        assert not torch.equal(before["encoder.cells.0.Wxh"], after["encoder.cells.0.Wxh"])
+
+
+@pytest.mark.gpu
+def test_a_graph_computes_the_same_bits():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    replayed, called = model("cuda"), model("cuda")
+    one, two = Update(replayed, {}, **CHOSEN), Update(called, {}, **CHOSEN, replay=False)
+    steps(replayed, one, 8)
+    steps(called, two, 8)
+    assert one.graph is not None and two.graph is None
+    assert same(weights(replayed), weights(called))
