@@ -105,7 +105,7 @@ def _run(
 def lengths(batch_sizes: Tensor, B: int, device: torch.device) -> Tensor:  # (T,) -> (B,)
     """How long the sequences of a packed batch are, longest first, on a device."""
     if device.type == "cuda" and not torch.compiler.is_compiling():
-        T = len(batch_sizes)
+        T = batch_sizes.shape[0]
         return cuda.packing_of(batch_sizes, device)[T + 1 : T + 1 + B]  # there already: nothing waits for a copy
     rows = torch.arange(B, device=batch_sizes.device)
     return (batch_sizes[:, None] > rows).sum(0).to(device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import nvrtc
 from .fitting import check_batch, check_results, fitting, kernel_weights, plain
 from .nvrtc import cache_folder
+from .remembered import Remembered
 from .weights import Sizes, Weights, numels
 
 __all__ = ["backward", "cache_folder", "compiler", "forward", "why_not", "why_not_these"]
@@ -103,7 +104,7 @@ def forward(
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
     _alive, addresses = fitting(x, m, clock, weights, sizes)
-    steps, B = x.shape[:-1], len(m)
+    steps, B = x.shape[:-1], m.shape[0]
     memory = x.new_empty((*steps, m.shape[1]))
     hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
     last = torch.empty_like(m)
@@ -149,7 +150,7 @@ def backward(
     I, H, M, g, _ = sizes
     _alive, addresses = fitting(x, m, clock, weights, sizes)
     check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
-    B, N = len(m), x.shape[:-1].numel()
+    B, N = m.shape[0], x.shape[:-1].numel()
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     gflat = m.new_empty(sum(numels(sizes)) if need_weights else 0)
@@ -183,7 +184,7 @@ def backward(
         arguments += [*layout.record_at, *layout.record_of_at, sums]
         kernels.launch("products", layout.blocks, arguments, stream)
         gradients = gflat.data_ptr()
-        kernels.launch("gather", (-(-len(gflat) // 32), 1), [N, B, layout.chunk, sums, gbias, gradients], stream)
+        kernels.launch("gather", (-(-gflat.shape[0] // 32), 1), [N, B, layout.chunk, sums, gbias, gradients], stream)
         if kernels.projected and H:
             left_factor = factor(layout.left, H + M, H).to(m.dtype)
             torch.mm(left_factor.T, x.view(N, I).to(m.dtype), out=gflat[: H * I].view(H, I))
@@ -456,7 +457,7 @@ def _kernels(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: 
 
 def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse: bool) -> list[int]:
     """`Batch` of cuda.cu."""
-    T = x.shape[0] if batch_sizes is None else len(batch_sizes)
+    T = x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     packing = None if batch_sizes is None else packing_of(batch_sizes, x.device)
     return [_address(packing), clock.data_ptr(), T | B << 32, int(reverse)]
 
@@ -465,6 +466,7 @@ _packings: dict[tuple[bytes, torch.device], Tensor] = {}
 _captured: dict[int, Tensor] = {}  # what CUDA graphs read, for as long as they may
 PACKINGS = LAYOUTS = 16  # that are kept
 _packing = threading.Lock()
+_latest = Remembered()
 
 
 def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
@@ -473,11 +475,14 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     The last few are kept on the device: both directions of a layer, its layers and their backward passes share one, and
     a CUDA graph can be captured after a run to warm up.
     """
-    sizes = batch_sizes.to("cpu", torch.int64)
-    key = sizes.numpy().tobytes(), device
-    with _packing:  # autograd's threads ask too
-        found = _kept(key, sizes, device)
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    found: Tensor | None = None if capturing else _latest.get(batch_sizes, device)
+    if found is None:
+        sizes = batch_sizes.to("cpu", torch.int64)
+        with _packing:  # autograd's threads ask too
+            found = _kept((sizes.numpy().tobytes(), device), sizes, device)
+        _latest.put(batch_sizes, found, device)
+    if device.type == "cuda" and not capturing:
         found.record_stream(torch.cuda.current_stream(device))  # it may be another's than the one that made it
     return found
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from .remembered import Remembered
 from .weights import Sizes, Weights, numels, shapes
 
 
@@ -16,24 +17,24 @@ def plain(t: Tensor) -> Tensor:
 
 def check_batch(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> None:
     """x is (T, B, I), or packed as batch_sizes say."""
+    B, N = m.shape[0], x.shape[0]
     if batch_sizes is None:
-        if x.dim() != 3 or x.shape[1] != m.shape[0]:
-            raise ValueError(f"x must be (T, {m.shape[0]}, I), got {tuple(x.shape)}; or give batch_sizes")
+        if x.dim() != 3 or x.shape[1] != B:
+            raise ValueError(f"x must be (T, {B}, I), got {tuple(x.shape)}; or give batch_sizes")
+        return
+    if x.dim() == 2 and _right.get(batch_sizes, B, N):
         return
     sizes = batch_sizes.to("cpu", torch.int64)
     grows = bool((sizes[1:] > sizes[:-1]).any())
-    if (
-        x.dim() != 2
-        or len(sizes) == 0
-        or grows
-        or int(sizes[0]) != len(m)
-        or int(sizes[-1]) < 1
-        or int(sizes.sum()) != len(x)
-    ):
+    if x.dim() != 2 or len(sizes) == 0 or grows or int(sizes[0]) != B or int(sizes[-1]) < 1 or int(sizes.sum()) != N:
         raise ValueError(
-            f"batch_sizes must be positive, never grow, begin with the {len(m)} rows of m and add up to those of x, "
+            f"batch_sizes must be positive, never grow, begin with the {B} rows of m and add up to those of x, "
             f"{tuple(x.shape)}, got {sizes.tolist()[:8]}; take those of a PackedSequence"
         )
+    _right.put(batch_sizes, True, B, N)
+
+
+_right = Remembered()
 
 
 def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights, sizes: Sizes) -> tuple[list[Tensor], list[int]]:
