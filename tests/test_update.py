@@ -39,7 +39,7 @@ def same(a, b):
 
 def test_a_step_is_clipping_then_adam_then_contraction(device):
     net, plain = model(device), model(device)
-    update = Update(net, {}, **CHOSEN, replay=False)
+    update = Update(net, {}, **CHOSEN, alone=False)
     adam = torch.optim.Adam(plain.parameters(), lr=1e-2, weight_decay=1e-3, fused=True)
     for i in range(4):
         gradients(net, i)
@@ -100,8 +100,83 @@ def test_a_graph_computes_the_same_bits():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     replayed, called = model("cuda"), model("cuda")
-    one, two = Update(replayed, {}, **CHOSEN), Update(called, {}, **CHOSEN, replay=False)
+    one, two = Update(replayed, {}, **CHOSEN), Update(called, {}, **CHOSEN, alone=False)
     steps(replayed, one, 8)
     steps(called, two, 8)
     assert one.graph is not None and two.graph is None
     assert same(weights(replayed), weights(called))
+
+
+def twice(layer):
+    """A model that uses a layer twice in a step, as a part of itself."""
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return layer(layer(x)[0])[0]
+
+    return Twice()
+
+
+@pytest.mark.parametrize("use", ["once", "bidirectional", "packed", "stacked", "twice", "frozen", "hidden"])
+def test_gradients_put_aside_are_those_of_autograd(device, use):
+    from torch.nn.utils.rnn import pack_sequence
+
+    from mslmn import ClockworkRNN, ops
+
+    torch.manual_seed(0)
+    options = {"bidirectional": use == "bidirectional", "num_layers": 2 if use == "stacked" else 1}
+    layer = MSLMN(12, 5, 4, num_modules=3, learn_initial_state=True, **options).to(device)
+    if use == "hidden":
+        layer = ClockworkRNN(12, 4, num_modules=3).to(device)
+    if use == "frozen":
+        layer.cells[0].Wxh.requires_grad_(False)
+    x = torch.randn(9, 3, 12, device=device, requires_grad=True)
+
+    def loss():
+        given = pack_sequence([x[:9, 0], x[:4, 1], x[:1, 2]]) if use == "packed" else x
+        output = twice(layer)(given) if use == "twice" else layer(given)[0]
+        return (output.data if use == "packed" else output).square().sum()
+
+    leaves = [p for p in [x, *layer.parameters()] if p.requires_grad]
+    expected = dict(zip(map(id, leaves), torch.autograd.grad(loss(), leaves), strict=True))
+    with ops.gradients_aside() as aside:
+        loss().backward()
+    put = {id(w) for one in aside for w in one.weights}
+    names = {id(p): name for name, p in layer.named_parameters()}
+    outside = {id(x), *(i for i, name in names.items() if "m_0" in name)}
+    assert put == (set() if use == "frozen" else set(expected) - outside)
+    assert all(leaf.grad is None for leaf in leaves if id(leaf) in put)
+    for one in aside:
+        for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+    for leaf in leaves:
+        torch.testing.assert_close(leaf.grad, expected[id(leaf)])
+    loss().backward()  # outside of the block all is as ever
+    torch.testing.assert_close(leaves[-1].grad, 2 * expected[id(leaves[-1])])
+
+
+def test_a_hook_on_a_weight_sees_its_gradient(device):
+    net = model(device)
+    seen = []
+    net.encoder.cells[0].Wxh.register_hook(seen.append)
+    update = Update(net, {}, **CHOSEN)
+    with update.aside() as aside:
+        net(torch.randn(5, 2, 2, device=device)).sum().backward()
+    assert len(seen) == 1 and not aside
+    update(1e-2, torch.tensor(True, device=device), aside)
+
+
+def test_a_model_is_trained_alike_whichever_way_gradients_come(device):
+    found = []
+    for alone in (True, False):
+        net = model(device)
+        update = Update(net, {}, **CHOSEN, alone=alone)
+        for i in range(6):
+            x = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(i)).to(device)
+            update.clear()
+            with update.aside() as aside:
+                net(x).square().sum().backward()
+            assert bool(aside) == alone
+            update(1e-2, torch.tensor(True, device=device), aside)
+        found.append(weights(net))
+    assert same(*found)

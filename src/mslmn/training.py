@@ -311,7 +311,7 @@ class _Run:
             weight_decay=plan.weight_decay,
             clip=plan.clip,
             contract=plan.contract,
-            replay=self.world == 1,
+            alone=self.world == 1,
         )
 
     def _train_epoch(self, model: nn.Module, update: Update, batches: Iterable[tuple[Any, Any, float]]) -> None:
@@ -321,14 +321,15 @@ class _Run:
         first = self.state.stage == 0 and self.state.epoch < self.plan.flat_start
         loss = self.objective.first_loss if first else self.objective.loss
         for number, (input, target, weight) in enumerate(batches):
-            score = loss(model(self._noisy(input)), target)
-            sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
-            total += sums
-            if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
-                self._check(total)
-            update.clear()
-            score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
-            update(self._learning_rate(number), torch.isfinite(total).all() & (sums[1] > 0))
+            with update.aside() as aside:
+                score = loss(model(self._noisy(input)), target)
+                sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
+                total += sums
+                if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
+                    self._check(total)
+                update.clear()
+                score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
+            update(self._learning_rate(number), torch.isfinite(total).all() & (sums[1] > 0), aside)
         self._check(total)
         self.moments = update.moments
         self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)

@@ -12,10 +12,22 @@ import torch
 from torch import Tensor
 
 from . import backends, ctc, cuda, fused, reference
+from .fused import Gradients, gradients_aside
 from .weights import Weights
 from .zeros import zeros
 
-__all__ = ["Run", "Weights", "autocast_enabled", "ctc", "lengths", "run", "run_both", "zeros"]
+__all__ = [
+    "Gradients",
+    "Run",
+    "Weights",
+    "autocast_enabled",
+    "ctc",
+    "gradients_aside",
+    "lengths",
+    "run",
+    "run_both",
+    "zeros",
+]
 
 
 class Run(NamedTuple):

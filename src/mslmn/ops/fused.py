@@ -4,8 +4,11 @@
 small sizes the dispatcher would cost several times what the kernels do: there `run` calls them directly.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +104,9 @@ def run(
     if not grad:
         backend = backend_for(x, m, weights)
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _apply(x, m, clock, batch_sizes, weights, reverse, *flat)  # type: ignore[no-any-return,no-untyped-call]
+    aside = _aside(flat)
+    given = flat if aside is None else [_anchor(x.device)]
+    return _apply(x, m, clock, batch_sizes, weights, reverse, aside, *given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _eager(*tensors: Tensor | None) -> bool:
@@ -134,7 +139,9 @@ def run_both(
     if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors)):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     if torch.is_grad_enabled():
-        found = _apply_both(*tensors[:5], batch_sizes, weights, weights_2, *tensors[5:])  # type: ignore[no-untyped-call]
+        aside = _aside(tensors[5:])
+        given = tensors[5:] if aside is None else (_anchor(x.device),)
+        found = _apply_both(*tensors[:5], batch_sizes, weights, weights_2, aside, *given)  # type: ignore[no-untyped-call]
         return found[:3], found[3:]
     backend, need_hidden = backend_for(x, m, weights), need_hidden and weights.Wxh is not None
     return streams.both(
@@ -144,13 +151,56 @@ def run_both(
     )
 
 
+class Gradients(NamedTuple):
+    """Of the weights of one recurrence."""
+
+    weights: list[Tensor]
+    sizes: Sizes
+    flat: Tensor  # one gradient after the other
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Of each weight, in a tensor laid out as ``flat``."""
+        return unflatten(flat, self.sizes)
+
+
+@contextmanager
+def gradients_aside() -> Iterator[list[Gradients]]:
+    """Gradients of passes begun within the block are put aside here by their backward passes, for the weights that are
+    parameters, instead of going through autograd one by one: to hand over dozens of small ones takes longer than to
+    compute them. For those who know that nobody else waits for them."""
+    found: list[Gradients] = []
+    before, _here.aside = getattr(_here, "aside", None), found
+    try:
+        yield found
+    finally:
+        _here.aside = before
+
+
+_here = threading.local()
+
+
+def _aside(weights: Sequence[Tensor]) -> list[Gradients] | None:
+    """Where gradients are put, if they are put aside."""
+    found: list[Gradients] | None = getattr(_here, "aside", None)
+    if found is None or not all(type(w) is nn.Parameter and w.requires_grad for w in weights):
+        return None
+    return found
+
+
+@lru_cache
+def _anchor(device: torch.device) -> Tensor:
+    """Stands for the weights: without an input that requires a gradient there would be no backward pass."""
+    with torch.inference_mode(False):
+        return torch.empty(0, device=device, requires_grad=True)
+
+
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
-        weights, reverse = args[:2]
+        weights, reverse, ctx.aside = args[:3]
         ctx.backend = backend = backend_for(x, m, weights)
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *args[2:])
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights.flat())
         ctx.flags = (weights.Wxh is None, weights.has_bias, reverse)
         ctx.set_materialize_grads(False)
         return memory, hidden, last
@@ -158,20 +208,43 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, m, clock, batch_sizes, memory, hidden, *flat = ctx.saved_tensors
-        need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[6:])
-        clockwork, bias, reverse = ctx.flags
-        if _through_operator(x, grads):
-            results = run_backward_op(
-                *(x, m, clock, flat, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
-            )
-            gx, gm, gweights = _separate(results, flat, need_x, need_weights)
-            return gx, gm, None, None, None, None, *gweights
-        weights = Weights.from_flat(flat, clockwork, bias)
-        gx, gm, gflat = ctx.backend.backward(
-            *(x, m, clock, weights, batch_sizes, reverse, memory, hidden, *grads, need_x, need_weights)
-        )
-        parts = unflatten(gflat, weights.sizes) if need_weights else [None] * len(flat)
-        return gx if need_x else None, gm, None, None, None, None, *parts
+        wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
+        reverse, operator = ctx.flags[2], _through_operator(x, grads)
+        given = (x, m, clock, flat, batch_sizes, reverse, memory, hidden, *grads, *wanted)
+        gx, gm, gflat = _back(ctx, operator, *given)
+        parts = _handed_over(ctx, flat, gflat, wanted[1], operator)
+        return gx if wanted[0] else None, gm, None, None, None, None, None, *parts
+
+
+def _back(
+    ctx: Any,
+    operator: bool,
+    x: Tensor,
+    m: Tensor,
+    clock: Tensor,
+    flat: list[Tensor],
+    batch_sizes: Tensor | None,
+    *rest: Any,
+) -> Results:
+    """A backward pass, by the operator or without it."""
+    clockwork, bias = ctx.flags[:2]
+    if operator:
+        return run_backward_op(x, m, clock, flat, batch_sizes, clockwork, bias, *rest)  # type: ignore[no-any-return]
+    backend: Backend = ctx.backend
+    return backend.backward(x, m, clock, Weights.from_flat(flat, clockwork, bias), batch_sizes, *rest)
+
+
+def _handed_over(
+    ctx: Any, flat: list[Tensor], gflat: Tensor, need_weights: bool, operator: bool
+) -> Sequence[Tensor | None]:
+    """What autograd gets for the weights, or for their anchor."""
+    sizes = Weights.from_flat(flat, *ctx.flags[:2]).sizes
+    if ctx.aside is not None:
+        ctx.aside.append(Gradients(flat, sizes, gflat))
+        return [None]
+    if not need_weights:
+        return [None] * len(flat)
+    return _separate(gflat, flat) if operator else unflatten(gflat, sizes)
 
 
 def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
@@ -192,7 +265,7 @@ class _Both(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        x, m, clock, m_2, clock_2, batch_sizes, w, w_2 = args[:8]
+        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, ctx.aside = args[:9]
         ctx.backend = backend = backend_for(x, m, w)
         need_hidden = w.Wxh is not None
         one, two = streams.both(
@@ -200,7 +273,8 @@ class _Both(torch.autograd.Function):
             lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
             lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, need_hidden),
         )
-        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *args[8:])
+        flat = (*w.flat(), *w_2.flat())
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *flat)
         ctx.flags = (w.Wxh is None, w.has_bias)
         ctx.set_materialize_grads(False)
         return *one, *two
@@ -208,31 +282,21 @@ class _Both(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *weights = ctx.saved_tensors
-        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:])
+        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[9:])
         half = len(weights) // 2
         flat, flat_2 = weights[:half], weights[half:]
-        w, w_2 = (Weights.from_flat(part, *ctx.flags) for part in (flat, flat_2))
-        first = (m, clock, w, flat, False, memory, hidden, grads[:3])
-        second = (m_2, clock_2, w_2, flat_2, True, memory_2, hidden_2, grads[3:])
-        parts: list[Any]
-        if _through_operator(x, grads):
-            found = [
-                run_backward_op(x, m, clock, flat, batch_sizes, *ctx.flags, reverse, memory, hidden, *g, *wanted)
-                for m, clock, _, flat, reverse, memory, hidden, g in (first, second)
-            ]
-            parts = [_separate(one, given[3], *wanted)[2] for one, given in zip(found, (first, second), strict=True)]
+        operator = _through_operator(x, grads)
+        first = (x, m, clock, flat, batch_sizes, False, memory, hidden, *grads[:3], *wanted)
+        second = (x, m_2, clock_2, flat_2, batch_sizes, True, memory_2, hidden_2, *grads[3:], *wanted)
+        if operator:
+            found = _back(ctx, True, *first), _back(ctx, True, *second)
         else:
-            backend: Backend = ctx.backend
-
-            def back(m: Tensor, clock: Tensor, w: Weights, _: Any, reverse: bool, *rest: Any) -> Results:
-                memory, hidden, g = rest
-                given: Any = (x, m, clock, w, batch_sizes, reverse, memory, hidden, *g, *wanted)
-                return backend.backward(*given)
-
-            found = [*streams.both(x.device, lambda: back(*first), lambda: back(*second))]
-            parts = [unflatten(one[2], w.sizes) if need_weights else [None] * len(flat) for one in found]
-        (gx, gm, _), (gx_2, gm_2, _) = found
-        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, *parts[0], *parts[1]
+            found = streams.both(x.device, lambda: _back(ctx, False, *first), lambda: _back(ctx, False, *second))
+        (gx, gm, gflat), (gx_2, gm_2, gflat_2) = found
+        parts = list(_handed_over(ctx, flat, gflat, need_weights, operator))
+        parts_2 = _handed_over(ctx, flat_2, gflat_2, need_weights, operator)
+        parts += [] if ctx.aside is not None else parts_2  # one anchor for both
+        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, None, *parts
 
 
 # `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.
@@ -240,16 +304,10 @@ _apply = super(torch.autograd.Function, _Run).apply
 _apply_both = super(torch.autograd.Function, _Both).apply
 
 
-def _separate(
-    results: Results, weights: Sequence[Tensor], need_x: bool, need_weights: bool
-) -> tuple[Tensor | None, Tensor, list[Tensor | None]]:
-    """What the operator returns, one by one. Its sizes may be symbols, which `unflatten` does not take."""
-    gx, gm, gflat = results
-    gweights: list[Tensor | None] = [None] * len(weights)
-    if need_weights:
-        parts = gflat.split([w.numel() for w in weights])
-        gweights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
-    return gx if need_x else None, gm, gweights
+def _separate(gflat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """What the operator returns for the weights, one by one; its sizes may be symbols, not for `unflatten` to take."""
+    parts = gflat.split([w.numel() for w in weights])
+    return [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
 
 
 @torch.library.custom_op("mslmn::run", mutates_args=())
@@ -320,11 +378,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     x, m, clock, batch_sizes, memory, hidden, *weights = ctx.saved_tensors
     need_x, need_weights = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3])
-    results = run_backward_op(
+    gx, gm, gflat = run_backward_op(
         *(x, m, clock, weights, batch_sizes, *ctx.flags, memory, hidden, *grads, need_x, need_weights)
     )
-    gx, gm, gweights = _separate(results, weights, need_x, need_weights)
-    return gx, gm, None, gweights, None, None, None, None, None
+    gweights = _separate(gflat, weights) if need_weights else [None] * len(weights)
+    return gx if need_x else None, gm, None, gweights, None, None, None, None, None
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
