@@ -321,7 +321,7 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
     weights = [cell.weights() for cell in layer.cells]
     flat = [t for w in weights for t in w.flat()]
     separate = [fused.run(data, ms[d], clocks[d], weights[d], sizes, d == 1, True) for d in range(2)]
-    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, *flat)
+    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, None, *flat)
     wanted = [*([data] if need_x else []), *ms, *flat]
     generator = torch.Generator().manual_seed(0)
     grads = []
@@ -331,6 +331,14 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
         grads.append(torch.autograd.grad(loss, wanted, retain_graph=True))
     for a, b in zip([*together, *grads[1]], [t for r in separate for t in r] + [*grads[0]], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    anchor = fused._anchor(data.device)  # weights' gradients put aside
+    put = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, aside := [], anchor)
+    generator.manual_seed(0)
+    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in put if t.numel())
+    others = torch.autograd.grad(loss, wanted[: -len(flat)])
+    found = [*others, *(view for one in aside for view in one.views(one.flat))]
+    assert all(torch.equal(a, b) for a, b in zip(found, grads[1], strict=True))
+    assert all(a is b for a, b in zip((w for one in aside for w in one.weights), flat, strict=True))
     (g,) = torch.autograd.grad(together[0].square().sum(), ms[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         g.sum().backward()
