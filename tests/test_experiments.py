@@ -148,8 +148,8 @@ def test_handwriting_from_data_to_result(tmp_path):
         assert arrays["memory"].shape[:2] == (len(test_line[0]), best.num_modules)
         counts = [record.settings[f"{split}_lines"] for split in ("train", "validation", "test")]
         assert counts == [6, 1, 1] and record.settings["features"] == "offsets"
-        losses = [row["validation_loss"] for row in record.history]
-        assert record.settings["validation_loss"] <= min(losses)
+        accuracies = [row["character_accuracy"] for row in record.history]
+        assert record.settings["validation_accuracy"] >= max(accuracies)
         assert record.epochs == (record.sizes["modules"] if record.model == models.INCREMENTAL else 1)
 
 
@@ -425,7 +425,7 @@ def trained(folder=None, data=None, seen=None, stop=None, resume=False, **plan):
     """A run; ``seen`` gets (stage, epoch, learning rate, classes of the batch) of each step; stopped after epochs."""
     original = training._Run._train_epoch
 
-    def watched(self, model, adam, batches):
+    def watched(self, model, update, batches):
         targets = []
 
         def watch():
@@ -439,8 +439,9 @@ def trained(folder=None, data=None, seen=None, stop=None, resume=False, **plan):
 
         if self.state.epochs == stop:
             raise KeyboardInterrupt
+        adam = update.adam
         hook = adam.register_step_pre_hook(step)
-        original(self, model, adam, watch())
+        original(self, model, update, watch())
         hook.remove()
 
     torch.manual_seed(0)

@@ -183,9 +183,9 @@ def test_best_of_a_column_is_marked_also_if_rounding_makes_it_two(tmp_path):
 # Handwriting
 
 
-def put_lines(folder, value, loss, arrays=False, **changes):
-    """A run on handwriting, with the loss by which seeds are chosen."""
-    settings = {"validation_loss": loss, "test_lines": 200}
+def put_lines(folder, value, validation, arrays=False, **changes):
+    """A run on handwriting, with the accuracy by which seeds are chosen."""
+    settings = {"validation_accuracy": validation, "validation_loss": 1.0, "test_lines": 200}
     return put(folder, arrays, experiment="handwriting", value=value, settings=settings, **changes)
 
 
@@ -193,15 +193,15 @@ def accuracy_rows(*accuracies):
     return [{"epoch": 5 * (i + 1), "character_accuracy": a} for i, a in enumerate(accuracies)]
 
 
-def test_the_seed_is_chosen_by_validation_loss_not_by_the_test(tmp_path):
-    for seed, (value, loss) in enumerate(((0.9, 30.0), (0.6, 10.0), (0.75, 20.0))):
-        put_lines(tmp_path, value, loss, seed=seed)
+def test_the_seed_is_chosen_by_validation_not_by_the_test(tmp_path):
+    for seed, (value, accuracy) in enumerate(((0.9, 0.5), (0.6, 0.7), (0.75, 0.6))):
+        put_lines(tmp_path, value, accuracy, seed=seed)
     put_lines(tmp_path, 0.99, 1.0, case={"lines": 10}, seed=7)  # fewer lines: not what the table is of
     group = only(tmp_path)
     assert group.main_case == 1000 and group.chosen("MS-LMN").seed == 1
     table = tables.handwriting_results(group)
     cell = column(table, "accuracy %, ours")["MS-LMN"]
-    assert cell.text == "60.0" and cell.value == {"accuracy": 60.0, "seed": 1, "validation_loss": 10.0}
+    assert cell.text == "60.0" and cell.value == {"accuracy": 60.0, "seed": 1, "validation_accuracy": 70.0}
     assert column(table, "mean of seeds %, ours")["MS-LMN"].text == "75.0 ± 15.0"
     assert column(table, "accuracy %, paper")["MS-LMN"] == ("26.5", 26.5, 26.5)
     assert column(table, "units, paper")["MS-LMN"].text == "144 hidden, 9 x 16 memory"
@@ -210,9 +210,9 @@ def test_the_seed_is_chosen_by_validation_loss_not_by_the_test(tmp_path):
     assert [cell.text for cell in by_lines.rows[0]] == ["MS-LMN", "99.0", "75.0 ± 15.0"]
 
 
-def test_a_run_without_a_validation_loss_is_chosen_last(tmp_path):
-    for seed, loss in enumerate((None, math.nan, 3.0)):
-        put_lines(tmp_path, 0.5, loss, seed=seed)
+def test_a_run_without_a_validation_accuracy_is_chosen_last(tmp_path):
+    for seed, accuracy in enumerate((None, math.nan, 0.3)):
+        put_lines(tmp_path, 0.5, accuracy, seed=seed)
     assert only(tmp_path).chosen("MS-LMN").seed == 2
     write(tmp_path)
 
@@ -234,10 +234,10 @@ def test_the_models_of_handwriting_stand_in_order_and_the_lmn_without_the_paper(
     assert column(table, "units, paper")["CW-RNN"].text == "9 x 33 hidden"
 
 
-@pytest.mark.parametrize(("losses", "text"), [((9, 8, 7, 6), "4"), ((9, 8, 5, 6), "3 (grew to 4)")])
-def test_modules_are_those_of_the_weights_that_were_chosen(tmp_path, losses, text):
-    rows = [{"epoch": i, "modules": i, "validation_loss": loss} for i, loss in enumerate(losses, 1)]
-    put_lines(tmp_path, 0.5, min(losses), model=INCREMENTAL, history=rows)
+@pytest.mark.parametrize(("accuracies", "text"), [((0.1, 0.2, 0.3, 0.4), "4"), ((0.1, 0.2, 0.5, 0.4), "3 (grew to 4)")])
+def test_modules_are_those_of_the_weights_that_were_chosen(tmp_path, accuracies, text):
+    rows = [{"epoch": i, "modules": i, "character_accuracy": accuracy} for i, accuracy in enumerate(accuracies, 1)]
+    put_lines(tmp_path, 0.5, max(accuracies), model=INCREMENTAL, history=rows)
     put_lines(tmp_path, 0.5, 1.0, model="LSTM", sizes={"hidden": 110}, history=rows)
     modules = column(tables.handwriting_results(only(tmp_path)), "modules, ours")
     assert modules[INCREMENTAL].text == text and modules["LSTM"].text == "-"
@@ -343,9 +343,9 @@ def test_if_the_lstm_is_best_the_next_best_is_shown_beside_it(tmp_path):
 
 def test_progress_shows_every_seed_and_where_a_model_grew(tmp_path):
     rows = learning(20, 0.9, 8, [1, 2, 3])
-    put_lines(tmp_path, 0.9, 1.0, model=INCREMENTAL, history=rows)
-    put_lines(tmp_path, 0.9, 2.0, model=INCREMENTAL, history=rows, seed=1)
-    put_lines(tmp_path, 0.9, 3.0, model=INCREMENTAL, history=[], seed=2)
+    put_lines(tmp_path, 0.9, 0.9, model=INCREMENTAL, history=rows)
+    put_lines(tmp_path, 0.9, 0.8, model=INCREMENTAL, history=rows, seed=1)
+    put_lines(tmp_path, 0.9, 0.7, model=INCREMENTAL, history=[], seed=2)
     found = figures.progress(only(tmp_path), "x")
     (panel,) = found.panels
     assert panel.svg.count("stroke: #7e3aa8") >= 2 + 2 and "a module is added" in found.caption

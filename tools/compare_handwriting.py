@@ -35,7 +35,7 @@ def run(data: Path, folder: Path, model: str, settings: Settings, seed: int, dev
     torch.set_num_threads(1)
     result = handwriting.fitted(model, settings, pen.load(data), seed, folder, device)
     found = {
-        "validation": handwriting.validation_accuracy(result) or 0.0,
+        "validation": handwriting.validation_accuracy(result),
         "seconds": sum(stage["seconds"] for stage in result.stages),
         "epochs": len(result.history),
         "parameters": sum(p.numel() for p in result.model.parameters()),

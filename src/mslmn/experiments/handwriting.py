@@ -137,11 +137,9 @@ def fitted(
     return fit(model, train, validation, CTC(), folder, plan=plan, resume=True, progress=False, device=device)
 
 
-def validation_accuracy(result: Result) -> float | None:
-    """Of the weights that were kept; None if no epoch was better than none."""
-    best = result.best
-    row = next((r for r in result.history if (r["stage"], r["epoch"]) == (best["stage"], best["epoch"])), None)
-    return None if row is None else float(row["character_accuracy"])
+def validation_accuracy(result: Result) -> float:
+    """Of the weights that were kept."""
+    return float(result.best["metric"])
 
 
 def read(model: SequenceModel, lines: Sequence[Tensor]) -> Iterator[NDArray[np.int64]]:
