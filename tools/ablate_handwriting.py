@@ -71,6 +71,21 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     "silent: 4 modules of 16": ("MS-LMN", replace(BASE, silent=True, memory=16, modules=4)),
     "silent: 8 modules of 8": ("MS-LMN", replace(BASE, silent=True, memory=8, modules=8)),
     "silent, dropout 0.3": ("MS-LMN", replace(BASE, silent=True, dropout=0.3)),
+    "flat start: 3 modules of 20": ("MS-LMN", replace(BASE, flat_start=1)),
+    "flat start of 2 epochs": ("MS-LMN", replace(BASE, flat_start=2)),
+    "flat start: as in the paper": ("MS-LMN", replace(PAPER, flat_start=1)),
+    "flat start: without warm-up": ("MS-LMN", replace(BASE, flat_start=1, warmup=0)),
+    "flat start: without norm": ("MS-LMN", replace(BASE, flat_start=1, norm=None)),
+    "flat start: 4 modules of 16": ("MS-LMN", replace(BASE, flat_start=1, memory=16, modules=4)),
+    "flat start: 8 modules of 8": ("MS-LMN", replace(BASE, flat_start=1, memory=8, modules=8)),
+    "flat start: CW-RNN, 3 modules of 36": ("CW-RNN", replace(BASE, flat_start=1, hidden=36)),
+    "flat start: LSTM, 44 units": ("LSTM", replace(BASE, flat_start=1, hidden=44)),
+    "flat start: grown": (INCREMENTAL, replace(GROWN, flat_start=1, epochs=10)),
+    "flat start: three layers, 2 modules of 12": (
+        "MS-LMN",
+        replace(BASE, flat_start=1, layers=3, hidden=30, memory=12, modules=2),
+    ),
+    "three layers, 2 modules of 12": ("MS-LMN", replace(BASE, layers=3, hidden=30, memory=12, modules=2)),
 }
 
 
