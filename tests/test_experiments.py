@@ -153,10 +153,11 @@ def test_handwriting_from_data_to_result(tmp_path):
         assert record.epochs == (record.sizes["modules"] if record.model == models.INCREMENTAL else 1)
 
 
-@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize(("preset", "kind"), [("paper", "absolute"), ("best", "absolute"), ("best", "offsets")])
 @pytest.mark.parametrize("model", handwriting.MODELS)
-def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset):
-    chosen = handwriting.settings(model, preset)
+def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset, kind):
+    chosen = handwriting.settings(model, preset, kind=kind)
+    assert chosen.flat_start == {("best", "absolute"): 2, ("best", "offsets"): 1}.get((preset, kind), 0)
     whole = "MS-LMN" if model == models.INCREMENTAL else model
     net = models.build(whole, chosen, 4, 58, bidirectional=True, output="all")
     assert sum(p.numel() for p in net.parameters()) == pytest.approx(100_000, rel=0.37 if preset == "paper" else 0.06)
@@ -175,7 +176,8 @@ def test_the_paper_s_handwriting_is_as_it_says(tmp_path, monkeypatch):
     for plan, grow in zip(plans, ["never"] * 5 + ["epochs"] * 5, strict=True):
         assert plan.patience == 50 and plan.max_modules == 9 and plan.grow == grow and plan.buckets
         assert plan.epochs == (50 if grow == "epochs" else 1000)
-        assert plan.warmup == 0 and not plan.contract and plan.schedule == "constant"
+        assert plan.warmup == plan.flat_start == 0 and not plan.contract and plan.schedule == "constant"
+        assert plan.select == "metric"
     assert tasks[0].job.settings.init == "xavier" and tasks[0].job.settings.norm is None
 
 

@@ -86,6 +86,11 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         replace(BASE, flat_start=1, layers=3, hidden=30, memory=12, modules=2),
     ),
     "three layers, 2 modules of 12": ("MS-LMN", replace(BASE, layers=3, hidden=30, memory=12, modules=2)),
+    "flat start of 2 epochs, three layers": (
+        "MS-LMN",
+        replace(BASE, flat_start=2, layers=3, hidden=30, memory=12, modules=2),
+    ),
+    "flat start of 2 epochs, LSTM": ("LSTM", replace(BASE, flat_start=2, hidden=44)),
 }
 
 

@@ -81,7 +81,9 @@ def main() -> None:
         )
 
     def settings(model: str, rate: float) -> Settings:
-        return replace(handwriting.settings(model, "best", o.epochs), learning_rate=rate, **dict(o.set))
+        return replace(handwriting.settings(model, "best", o.epochs, kind), learning_rate=rate, **dict(o.set))
+
+    kind = pen.load(o.data).kind
 
     with ProcessPoolExecutor(o.jobs, multiprocessing.get_context("spawn")) as pool:
         runs = {

@@ -159,7 +159,7 @@ def fit(
         device: a GPU if there is one, by default.
 
     Under ``torchrun`` each process takes its part of each batch, and the result is that of one process, to rounding,
-    but for dropout, which draws its own numbers in each.
+    but for dropout, and on GPUs noise, which draw their own numbers in each.
     """
     plan = plan or Plan()
     if folder is None:

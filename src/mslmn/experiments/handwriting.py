@@ -46,6 +46,7 @@ OURS: dict[str, dict[str, Any]] = {
         "epochs": 14,
     },
 }  # fmt: skip
+ABSOLUTE: dict[str, Any] = {"layers": 1, "hidden": 96, "memory": 48, "modules": 3}  # MS-LMN, for coordinates, see there
 QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on two cores
     "LSTM": {"hidden": 44, "learning_rate": 2e-3},
     "LMN": {"hidden": 44, "memory": 44},
@@ -55,8 +56,8 @@ QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on 
 }
 
 
-def settings(model: str, preset: str, epochs: int | None = None) -> Settings:
-    """The paper's sizes, with what its text leaves open chosen as simply as can be, or ours."""
+def settings(model: str, preset: str, epochs: int | None = None, kind: str = "offsets") -> Settings:
+    """The paper's sizes, with what its text leaves open chosen as simply as can be; or ours, for a kind of features."""
     line = paper.HANDWRITING.get(model)
     chosen = Settings(
         hidden=line.hidden if line else LMN_UNITS,
@@ -70,6 +71,8 @@ def settings(model: str, preset: str, epochs: int | None = None) -> Settings:
     )
     if preset != "paper":
         chosen = replace(chosen, patience=None, **TRAINING | OURS[model])
+    if preset != "paper" and kind == "absolute":
+        chosen = replace(chosen, flat_start=2, **ABSOLUTE if model == "MS-LMN" else {})
     if preset == "quick":
         chosen = replace(
             chosen, **{"epochs": 18, "batch_size": 16, "dropout": 0.0, "noise": 0.0, "distort": 0.0} | QUICK[model]
@@ -96,7 +99,7 @@ def tasks(
     found = []
     for model in models:
         for s in range(seed, seed + (seeds or SEEDS[preset])):
-            job = Job(NAME, preset, model, {"lines": lines["train"]}, s, settings(model, preset, epochs))
+            job = Job(NAME, preset, model, {"lines": lines["train"]}, s, settings(model, preset, epochs, data.kind))
             stages = job.settings.modules if model == INCREMENTAL else 1
             found.append(Task(job, train, path, folder / job.name, stages * job.settings.checkpoints(1)))
     return sorted(found, key=lambda task: MODELS.index(task.job.model))  # the LSTM takes longest
