@@ -553,3 +553,20 @@ def test_a_backend_object_can_be_entered_again():
     with choice:
         assert backends.wish() == "torch"
     assert backends.wish() == "auto"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_sizes_of_a_batch_are_looked_at_each_time(backend):
+    """They may have been changed since, where torch does not see it."""
+    layer, sizes = make("MSLMN"), torch.tensor([2, 2, 1])
+    packed = PackedSequence(torch.randn(5, 2, dtype=F64), sizes)
+    with mslmn.set_backend(backend):
+        layer(packed)
+        for wrong in (9, 2, 3, 0):
+            sizes.numpy()[2] = wrong
+            with pytest.raises(ValueError, match="batch_sizes"):
+                layer(packed)
+            cell = layer.cells[0]
+            expected = ValueError if backend == "cpu" else (ValueError, RuntimeError)
+            with pytest.raises(expected):  # who computes checks, too
+                cell(packed.data, torch.zeros(2, layer.output_size, dtype=F64), torch.zeros(2).long(), sizes)

@@ -21,7 +21,7 @@ from mslmn.checkpoint import CheckpointError
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 from mslmn.training import Diverged, Plan, fit
 
-QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1, "distort": 0.1}
+QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1}
 
 
 def pairs(n, seed=0, lengths=(12, 33)):
@@ -139,7 +139,7 @@ def test_a_stage_that_training_only_made_worse_grows_too():
 @pytest.mark.parametrize(("stop", "buckets"), [(1, False), (3, False), (4, False), (7, False), (4, True)])
 def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop, buckets):
     """After any epoch, within a stage or at its end; with dropout and noise."""
-    options = {"growth_patience": 9, "max_modules": 3, "buckets": buckets}
+    options = {"growth_patience": 9, "max_modules": 3, "buckets": buckets, "distort": 0.1, "select": "metric"}
     whole = run(tmp_path / "whole", net=model(num_layers=2, dropout=0.3), **options)
 
     class Stop(Exception):
@@ -427,30 +427,52 @@ def test_sequences_are_mixed_anew_in_each_epoch_whatever_batch_they_are_in(monke
     assert seen(8, distort=0.0) == [[], []]
 
 
-@pytest.mark.parametrize("stop", [None, 1])
-def test_the_first_epochs_of_the_first_stage_start_flat(tmp_path, monkeypatch, stop):
-    torch.manual_seed(0)
+def test_the_first_epochs_of_the_first_stage_start_flat(tmp_path, monkeypatch):
     asked = []
     for name in ("first_loss", "loss"):
         original = getattr(CTC, name)
 
         def watched(self, output, target, original=original, name=name):
-            asked.append(name if output.data.requires_grad else "validation")
+            if output.data.requires_grad:  # not validation
+                asked.append(name)
             return original(self, output, target)
 
         monkeypatch.setattr(CTC, name, watched)
     data = [(x, torch.tensor([1, 2, 3])) for x, _ in pairs(8)]
-    plan = Plan(epochs=2, batch_size=8, flat_start=1, max_modules=2, growth_patience=9)
-    net = SequenceModel(MSLMN(2, 6, 4, num_modules=1), 4, output="all")
-    result = fit(net, data, data, CTC(), plan=plan, progress=False, device="cpu")
-    assert [name for name in asked if name != "validation"] == ["first_loss", "loss", "loss", "loss"]
-    assert len(result.stages) == 2
+
+    def trained(folder, epochs=None):
+        torch.manual_seed(0)
+        net = SequenceModel(MSLMN(2, 6, 4, num_modules=1), 4, output="all")
+        plan = Plan(epochs=3, batch_size=8, flat_start=2, max_modules=2, growth_patience=9, patience=2)
+        with monkeypatch.context() as patch:
+            if epochs is not None:
+                original = training._Run.epoch_done
+
+                def epoch_done(self, *arguments):
+                    original(self, *arguments)
+                    if self.state.epochs == epochs:
+                        raise KeyboardInterrupt
+
+                patch.setattr(training._Run, "epoch_done", epoch_done)
+            return fit(net, data, data, CTC(), folder, plan=plan, resume=True, progress=False, device="cpu")
+
+    result = trained(tmp_path / "whole")
+    assert asked == ["first_loss", "first_loss", *["loss"] * 4] and len(result.stages) == 2
+    for epochs in (1, 2, 3):  # within the flat start, at its end, after it
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / f"{epochs}", epochs)
+        assert same(weights(trained(tmp_path / f"{epochs}")), weights(result))
+
+
+def test_a_flat_start_does_not_cost_patience(monkeypatch):
+    losses = iter([1.0, 5.0, 5.0, 5.0, 4.0, 4.0, 4.0])  # validation does not like it, nor what comes after it
+    monkeypatch.setattr(training._Run, "_validate", lambda self: (next(losses), 0.0))
+    result = run(grow="never", epochs=30, flat_start=3, patience=2)
+    assert len(result.history) == 5
 
 
 def test_weights_are_selected_by_the_metric_if_so_planned(monkeypatch):
     """Accuracies and losses that disagree; of equal accuracies, the lower loss."""
-    from mslmn import training
-
     found = [(1.0, 0.1), (0.5, 0.3), (0.8, 0.9), (0.7, 0.9), (0.4, 0.2)]  # before training and after each epoch
     for select, best in (("loss", 4), ("metric", 3)):
         values = iter(found)
@@ -462,17 +484,32 @@ def test_weights_are_selected_by_the_metric_if_so_planned(monkeypatch):
         values = iter(found)
         monkeypatch.setattr(training._Run, "_validate", lambda self, values=values: next(values))
         ended = run(grow="never", epochs=4, patience=1, select=select)
-        assert ended.reason == "trained" or len(ended.history) < 4
+        assert len(ended.history) == {"loss": 2, "metric": 4}[select]
 
 
 def test_growth_ends_when_modules_no_longer_better_the_metric(monkeypatch):
-    from mslmn import training
-
-    found = iter([(1.0, 0.1), (0.9, 0.5), (0.8, 0.5), (0.7, 0.4)])  # losses sink on
+    found = iter([(1.0, 0.1), (0.9, 0.5), (0.8, 0.4), (0.7, 0.3)])  # losses sink on
     monkeypatch.setattr(training._Run, "_validate", lambda self: next(found))
     result = run(epochs=1, select="metric", max_modules=4)
     assert result.reason == "the validation accuracy was not bettered beyond 1 modules"
     assert len(result.stages) == 2
+
+
+def test_a_metric_that_is_no_number_selects_nothing(monkeypatch):
+    monkeypatch.setattr(training._Run, "_validate", training._Run._validate)
+    monkeypatch.setattr(training.growth, "means", lambda *arguments: [0.5, math.nan])
+    with pytest.raises(Diverged, match="the validation accuracy is nan"):
+        run(select="metric")
+
+
+def test_a_run_of_an_older_version_is_named(tmp_path):
+    run(tmp_path, grow="never", epochs=1)
+    file = tmp_path / "run.json"
+    content = json.loads(file.read_text())
+    content["progress"]["stage_best"] = 0.5
+    file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"stage_best is 0.5.*of another version"):
+        run(tmp_path, grow="never", epochs=1, resume=True)
 
 
 # what can go wrong
@@ -601,6 +638,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         ({"noise": -1}, "noise must be at least 0"),
         ({"distort": -1}, "distort must be at least 0"),
         ({"flat_start": -1}, "flat_start must be at least 0"),
+        ({"flat_start": 3, "epochs": 3}, "flat_start must be below epochs, 3, got 3; train for the loss in the end"),
         ({"select": "accuracy"}, "select must be one of 'loss', 'metric'"),
         ({"grow": "often"}, "grow must be one of 'epochs', 'plateau', 'never'"),
     ],

@@ -180,3 +180,92 @@ def test_a_model_is_trained_alike_whichever_way_gradients_come(device):
             update(1e-2, torch.tensor(True, device=device), aside)
         found.append(weights(net))
     assert same(*found)
+
+
+class Replayed:
+    """Stands in for a CUDA graph: it computes on what is there when it is replayed, at the same addresses."""
+
+    def __init__(self, call, parameters):
+        self.call, self.parameters = call, parameters
+        self.gradients = [p.grad for p in parameters]
+
+    def replay(self):
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        self.call()
+
+
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_graph_reads_every_gradient(monkeypatch, extra, late):
+    """Also of weights that the loss reads by themselves, and of those that have none at first; on the CPU."""
+    from mslmn import update as module
+
+    nets, found = [model(), model()], []
+    for net, replay in zip(nets, (True, False), strict=True):
+        made = []
+
+        update = Update(net, {}, **CHOSEN)
+        update.replay = replay
+
+        def captured(call, device, net=net, made=made, adam=update.adam):
+            assert all(p in adam.state for p in net.parameters())  # none is made by the graph
+            made.append(Replayed(call, list(net.parameters())))
+            return made[-1]
+
+        monkeypatch.setattr(module, "captured", captured)
+        for i in range(6):
+            update.clear()
+            x = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(i))
+            with update.aside() as aside:
+                loss = net(x).square().sum()
+                if extra:
+                    loss = loss + 10 * net.encoder.cells[0].Wxh.square().sum()
+                loss.backward()
+            if late and i == 0:
+                net.readout.b_y.grad = None
+            update(1e-2, torch.tensor(True), aside)
+        assert bool(made) == (replay and not extra)
+        found.append(weights(net))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "offload"])
+def test_gradients_put_aside_find_their_parameters(device, way):
+    """Where what is saved for the backward pass is computed again, or comes back from somewhere else."""
+    from torch.utils.checkpoint import checkpoint
+
+    from mslmn import ops
+
+    net = model(device)
+    x = torch.randn(7, 3, 2, device=device)
+
+    def loss():
+        if way == "checkpoint":
+            return checkpoint(net, x, use_reentrant=False).square().sum()
+        with torch.autograd.graph.save_on_cpu():
+            return net(x).square().sum()
+
+    with ops.gradients_aside() as aside:
+        loss().backward()
+    parameters = {id(p): p for p in net.encoder.parameters()}
+    assert {id(w) for one in aside for w in one.weights} == set(parameters)
+    expected = torch.autograd.grad(net(x).square().sum(), [w for one in aside for w in one.weights])
+    found = [view for one in aside for view in one.views(one.flat)]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_frozen_weights_stay_and_the_others_go_on(device):
+    net = model(device)
+    net.readout.b_y.requires_grad_(False)
+    update, before = Update(net, {}, **CHOSEN), weights(net)
+    for _ in range(3):
+        update.clear()
+        with update.aside() as aside:
+            net(torch.randn(7, 3, 2, device=device)).square().sum().backward()
+        update(1e-2, torch.tensor(True, device=device), aside)
+    after = weights(net)
+    assert [name for name in after if torch.equal(after[name], before[name])] == ["readout.b_y"]
+    assert device == "cpu" or update.graph is not None

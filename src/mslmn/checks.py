@@ -9,7 +9,6 @@ from torch import Tensor
 
 from . import ops
 from .clock import MAX_MODULES
-from .ops.remembered import Remembered
 
 
 def size(name: str, value: int, least: int = 1, most: float = math.inf) -> int:
@@ -82,9 +81,6 @@ def check_packed(x: Tensor, batch_sizes: Tensor, input_size: int, weight: Tensor
             "pack sequences of shape (T, input_size)"
         )
     check_features(x, input_size, form, weight)
-    compiling, N = torch.compiler.is_compiling(), x.shape[0]
-    if not compiling and _right.get(batch_sizes, N):
-        return
     sizes = batch_sizes.tolist()
     if not sizes or sizes[-1] < 1 or sum(sizes) != len(x) or any(a < b for a, b in pairwise(sizes)):
         raise ValueError(
@@ -92,11 +88,6 @@ def check_packed(x: Tensor, batch_sizes: Tensor, input_size: int, weight: Tensor
             f"got {sizes if len(sizes) < 10 else [*sizes[:8], '...']}; "
             "make it with pack_sequence or pack_padded_sequence"
         )
-    if not compiling:
-        _right.put(batch_sizes, True, N)
-
-
-_right = Remembered()
 
 
 def check_features(x: Tensor, input_size: int, form: str, weight: Tensor) -> None:

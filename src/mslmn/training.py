@@ -90,6 +90,10 @@ class Plan:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
         for name in ("balance", "buckets", "contract"):
             object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
+        if self.flat_start >= self.epochs:
+            raise ValueError(
+                f"flat_start must be below epochs, {self.epochs}, got {self.flat_start}; train for the loss in the end"
+            )
         if self.balance and self.buckets:
             raise ValueError("batches are balanced by class or bucketed by length, got both; leave one out")
         checks.choice("schedule", self.schedule, ("constant", "cosine"))
@@ -269,6 +273,8 @@ class _Run:
         loss, metric = growth.means(self.model, batches, self.objective.loss, self.objective.metric)
         if not math.isfinite(loss):
             self.diverged(f"the validation loss is {loss}")
+        if self.plan.select == "metric" and not math.isfinite(metric):
+            self.diverged(f"the validation {self.objective.metric_name} is {metric}")
         return loss, metric
 
     def _compare(self, loss: float, metric: float) -> None:
@@ -312,14 +318,16 @@ class _Run:
             clip=plan.clip,
             contract=plan.contract,
             alone=self.world == 1,
+            own=type(self.model) is SequenceModel
+            and type(self.model.encoder).__module__ == MSLMN.__module__
+            and type(self.objective).__module__ == Objective.__module__,
         )
 
     def _train_epoch(self, model: nn.Module, update: Update, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         began = time.perf_counter()
-        first = self.state.stage == 0 and self.state.epoch < self.plan.flat_start
-        loss = self.objective.first_loss if first else self.objective.loss
+        loss = self.objective.first_loss if self._starts_flat(self.state.epoch) else self.objective.loss
         for number, (input, target, weight) in enumerate(batches):
             with update.aside() as aside:
                 score = loss(model(self._noisy(input)), target)
@@ -328,11 +336,15 @@ class _Run:
                 if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
                     self._check(total)
                 update.clear()
+                aside.clear()  # of what was derived on the way here
                 score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
             update(self._learning_rate(number), torch.isfinite(total).all() & (sums[1] > 0), aside)
         self._check(total)
         self.moments = update.moments
         self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+
+    def _starts_flat(self, epoch: int) -> bool:
+        return self.state.stage == 0 and epoch < self.plan.flat_start
 
     def _noisy(self, input: PackedSequence) -> PackedSequence:
         """A GPU draws the noise itself, in an instant."""
@@ -398,8 +410,9 @@ class _Run:
         self.history.append(record)
         state.epochs += 1
         state.stages[-1]["seconds"] += seconds
-        state.since_best += 1
-        state.since_stage_best += 1
+        if not self._starts_flat(state.epoch - 1):  # validation does not ask yet for what is trained
+            state.since_best += 1
+            state.since_stage_best += 1
         self._compare(loss, metric)
         plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
         if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
@@ -445,9 +458,13 @@ class _Run:
         if state.since_best >= plan.patience:
             what = "loss" if plan.select == "loss" else self.objective.metric_name
             return f"no better validation {what} for {plan.patience} epochs"
-        costs = [self._cost({k: stage[f"validation_{k}"] for k in ("loss", "metric")}) for stage in state.stages]
-        worth = [i for i in range(len(costs)) if costs[i] < min(costs[:i], default=math.inf) - plan.min_gain]
-        if len(costs) - 1 - worth[-1] >= plan.growth_patience:
+        found = [self._order({k: stage[f"validation_{k}"] for k in ("loss", "metric")}) for stage in state.stages]
+        worth = [
+            i
+            for i, (cost, loss) in enumerate(found)
+            if i == 0 or (cost + plan.min_gain, 0 if plan.min_gain else loss) < min(found[:i])
+        ]
+        if len(found) - 1 - worth[-1] >= plan.growth_patience:
             what = "loss was not lowered" if plan.select == "loss" else f"{self.objective.metric_name} was not bettered"
             return f"the validation {what} beyond {state.stages[worth[-1]]['modules']} modules"
         if self.model.num_modules >= self._most:
@@ -559,6 +576,8 @@ class _Run:
         tensors = checkpoint.separated(content.get("layout"), tensors, file)
         try:
             then, state = Plan.from_dict(content["plan"]), Progress(**content["progress"])
+            if not isinstance(state.stage_best, dict):
+                raise ValueError(f"stage_best is {state.stage_best!r}, not a loss and a metric")
             found, trained_for = content["model"], content["objective"]
             self.objective.restore(trained_for["config"])
         except (KeyError, TypeError, ValueError) as error:
@@ -723,19 +742,16 @@ class _EpochLoader:
 
     def _change(self, seed: int) -> Callable[[int, Tensor], Tensor] | None:
         """What is done to a sequence, by its index: the same whichever process and batch it is in."""
-        plan, train = self.run.plan, self.run.train
+        plan = self.run.plan
         noise = plan.noise if self.run.device.type == "cpu" else 0.0  # a GPU draws it itself
         if not noise and not plan.distort:
             return None
-        mixtures = None
-        if plan.distort:
-            I = torch.as_tensor(train.pairs[0][0]).shape[1]
-            generator = torch.Generator().manual_seed(derive(seed, "distort"))
-            mixtures = plan.distort * torch.randn(len(train.pairs), I, I, generator=generator)
 
         def change(i: int, x: Tensor) -> Tensor:
-            if mixtures is not None:
-                x = x + x @ mixtures[i].to(x)
+            if plan.distort:
+                I = x.shape[1]
+                generator = torch.Generator().manual_seed(derive(seed, "distort", i))
+                x = x + x @ (plan.distort * torch.randn(I, I, generator=generator)).to(x)
             return x + noise * _normal(x, seed, i) if noise else x
 
         return change

@@ -7,8 +7,9 @@ captured in a CUDA graph, once for a stage, and replayed on copies of the gradie
 autograd, see `ops.gradients_aside`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,10 @@ class Update:
     """
     Args:
         moments: of Adam, by the names of parameters, to go on from.
-        contract: whether an MSLMN's memories are kept contractions, see `MSLMN.contract`.
+        contract: whether an MSLMN's memories are kept contractions, see `MSLMN.contract`; also where no step is taken.
         alone: whether gradients come from this process alone; if not, others wait for them in autograd, and no CUDA
             graph takes over.
+        own: whether model and loss are of this package, so that nobody derives by a weight on the way to the loss.
     """
 
     def __init__(
@@ -39,32 +41,32 @@ class Update:
         clip: float,
         contract: bool,
         alone: bool = True,
+        own: bool = True,
     ) -> None:
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.encoder = model.encoder if contract and isinstance(model.encoder, MSLMN) else None
         self.clip = clip
-        device = next(iter(self.parameters.values())).device
-        gpu = device.type == "cuda"
+        self.device = next(model.parameters()).device
+        gpu = self.device.type == "cuda"
         self.rate = learning_rate
         self.adam = torch.optim.Adam(
             self.parameters.values(),
-            lr=torch.tensor(learning_rate, device=device) if gpu else learning_rate,
+            lr=torch.tensor(learning_rate, device=self.device) if gpu else learning_rate,
             weight_decay=weight_decay,
             fused=True,  # five times faster for many small parameters
             capturable=gpu,
         )
         for name, parameter in self.parameters.items():
             if name in moments:
-                self.adam.state[parameter] = {k: v.clone().to(device) for k, v in moments[name].items()}
-        self.skip = self.adam.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]  # 1: no step
-        self.alone = alone and not any(
-            p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters.values()
-        )
-        self.replay = self.alone and gpu
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.gradients: list[Tensor] = []  # what the graph reads
-        self.layout: list[int] = []  # whose they are
-        self.calls = 0
+                self.adam.state[parameter] = {k: v.clone().to(self.device) for k, v in moments[name].items()}
+        self.skip = torch.zeros((), device=self.device)  # 1: no step
+        self.adam.found_inf = self.skip  # type: ignore[attr-defined]
+        self.past_autograd = alone and own
+        self.replay = alone and gpu
+        self.graph: Graph | None = None
+        self.layout: list[int] = []  # whose gradients the graph reads
+        self.gradients: list[Tensor] = []  # and where
+        self.views: list[Tensor] = []  # of each parameter of the layout
 
     @property
     def moments(self) -> dict[str, dict[str, Tensor]]:
@@ -78,7 +80,8 @@ class Update:
 
     def aside(self) -> AbstractContextManager[list[ops.Gradients]]:
         """Around a forward and a backward pass: where its gradients are, beside those that autograd finds."""
-        return ops.gradients_aside() if self.alone else nullcontext([])
+        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters.values())
+        return ops.gradients_aside() if self.past_autograd and not hooks else nullcontext([])
 
     def clear(self) -> None:
         """Before a backward pass: no gradients."""
@@ -89,22 +92,32 @@ class Update:
         """A step at a learning rate; none, where ``fine``, one truth value, is false."""
         self._set(rate)
         self.skip.copy_(~fine)
-        self.calls += 1
-        put = {id(w) for one in aside for w in one.weights}
-        others = [p for p in self.parameters.values() if id(p) not in put]
-        layout = [id(p) for p in (*(w for one in aside for w in one.weights), *others)]
-        gradients = [*(one.flat for one in aside), *(p.grad for p in others if p.grad is not None)]
-        whole = len(gradients) == len(aside) + len(others) and len(layout) == len(self.parameters)
-        if not self.replay or self.calls == 1 or not whole:  # the first time Adam makes its moments
+        put = [w for one in aside for w in one.weights]
+        there = {id(w) for w in put}
+        others = [p for p in self.parameters.values() if id(p) not in there]
+        found = [p.grad for p in others if p.grad is not None]
+        simple = len(put) == len(there) and len(found) == len(others) and all(w.grad is None for w in put)
+        if not (self.replay and simple):  # a weight has two gradients, or none
             self._collect(aside)
             self._compute()
             return
-        if layout != self.layout:
-            self._capture(gradients, aside, others)
-            self.layout = layout
-        else:
+        gradients = [*(one.flat for one in aside), *found]
+        layout = [id(p) for p in (*put, *others)]
+        if layout == self.layout:
             torch._foreach_copy_(self.gradients, gradients)
-        self.graph.replay()  # type: ignore[union-attr]
+        else:
+            self.layout, self.graph = layout, None
+            self.gradients = [g.clone() for g in gradients]
+            parts = [view for one, flat in zip(aside, self.gradients, strict=False) for view in one.views(flat)]
+            self.views = [*parts, *self.gradients[len(aside) :]]
+        if self.graph is None:
+            for parameter, view in zip((*put, *others), self.views, strict=True):
+                parameter.grad = view
+            if not all(p in self.adam.state for p in self.parameters.values()):
+                self._compute()  # Adam makes its moments, which must not be of the graph
+                return
+            self.graph = captured(self._compute, self.device)
+        self.graph.replay()
 
     def _collect(self, aside: Sequence[ops.Gradients]) -> None:
         """What was put aside, to the parameters; one that was used twice has two."""
@@ -127,13 +140,19 @@ class Update:
         if self.encoder is not None:
             self.encoder.contract()
 
-    def _capture(self, gradients: list[Tensor], aside: Sequence[ops.Gradients], others: list[nn.Parameter]) -> None:
-        self.gradients = [g.clone() for g in gradients]
-        for one, flat in zip(aside, self.gradients, strict=False):
-            for weight, gradient in zip(one.weights, one.views(flat), strict=True):
-                weight.grad = gradient
-        for parameter, gradient in zip(others, self.gradients[len(aside) :], strict=True):
-            parameter.grad = gradient
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self._compute()
+
+class Graph(Protocol):
+    """What was captured."""
+
+    def replay(self) -> None: ...
+
+
+def captured(call: Callable[[], None], device: torch.device) -> Graph:
+    """The call as a CUDA graph; it does not run yet."""
+    graph = torch.cuda.CUDAGraph()
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"),
+    ):
+        call()
+    return graph

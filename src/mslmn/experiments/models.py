@@ -80,7 +80,7 @@ class Settings:
             weight_decay=self.weight_decay,
             schedule=self.schedule,
             warmup=self.warmup,
-            flat_start=self.flat_start,
+            flat_start=min(self.flat_start, self.checkpoints(passes) - 1),
             clip=self.clip,
             contract=self.contract,
             batch_size=self.batch_size,

@@ -17,7 +17,6 @@ from torch import Tensor
 from . import nvrtc
 from .fitting import check_batch, check_results, fitting, kernel_weights, plain
 from .nvrtc import cache_folder
-from .remembered import Remembered
 from .weights import Sizes, Weights, numels
 
 __all__ = ["backward", "cache_folder", "compiler", "forward", "why_not", "why_not_these"]
@@ -466,7 +465,6 @@ _packings: dict[tuple[bytes, torch.device], Tensor] = {}
 _captured: dict[int, Tensor] = {}  # what CUDA graphs read, for as long as they may
 PACKINGS = LAYOUTS = 16  # that are kept
 _packing = threading.Lock()
-_latest = Remembered()
 
 
 def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
@@ -476,12 +474,9 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     a CUDA graph can be captured after a run to warm up.
     """
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    found: Tensor | None = None if capturing else _latest.get(batch_sizes, device)
-    if found is None:
-        sizes = batch_sizes.to("cpu", torch.int64)
-        with _packing:  # autograd's threads ask too
-            found = _kept((sizes.numpy().tobytes(), device), sizes, device)
-        _latest.put(batch_sizes, found, device)
+    sizes = batch_sizes.to("cpu", torch.int64)
+    with _packing:  # autograd's threads ask too
+        found = _kept((sizes.numpy().tobytes(), device), sizes, device)
     if device.type == "cuda" and not capturing:
         found.record_stream(torch.cuda.current_stream(device))  # it may be another's than the one that made it
     return found

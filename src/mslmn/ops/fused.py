@@ -197,7 +197,10 @@ def _anchor(device: torch.device) -> Tensor:
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
-        weights, reverse, ctx.aside = args[:3]
+        weights, reverse, aside = args[:3]
+        ctx.aside = (
+            None if aside is None else [(aside, weights.flat())]
+        )  # what was saved may come back as something else
         ctx.backend = backend = backend_for(x, m, weights)
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
         ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights.flat())
@@ -235,12 +238,13 @@ def _back(
 
 
 def _handed_over(
-    ctx: Any, flat: list[Tensor], gflat: Tensor, need_weights: bool, operator: bool
+    ctx: Any, flat: list[Tensor], gflat: Tensor, need_weights: bool, operator: bool, direction: int = 0
 ) -> Sequence[Tensor | None]:
     """What autograd gets for the weights, or for their anchor."""
     sizes = Weights.from_flat(flat, *ctx.flags[:2]).sizes
     if ctx.aside is not None:
-        ctx.aside.append(Gradients(flat, sizes, gflat))
+        aside, parameters = ctx.aside[direction]
+        aside.append(Gradients(parameters, sizes, gflat))
         return [None]
     if not need_weights:
         return [None] * len(flat)
@@ -265,7 +269,8 @@ class _Both(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, ctx.aside = args[:9]
+        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, aside = args[:9]
+        ctx.aside = None if aside is None else [(aside, w.flat()), (aside, w_2.flat())]
         ctx.backend = backend = backend_for(x, m, w)
         need_hidden = w.Wxh is not None
         one, two = streams.both(
@@ -294,7 +299,7 @@ class _Both(torch.autograd.Function):
             found = streams.both(x.device, lambda: _back(ctx, False, *first), lambda: _back(ctx, False, *second))
         (gx, gm, gflat), (gx_2, gm_2, gflat_2) = found
         parts = list(_handed_over(ctx, flat, gflat, need_weights, operator))
-        parts_2 = _handed_over(ctx, flat_2, gflat_2, need_weights, operator)
+        parts_2 = _handed_over(ctx, flat_2, gflat_2, need_weights, operator, 1)
         parts += [] if ctx.aside is not None else parts_2  # one anchor for both
         return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, None, *parts
 
