@@ -566,7 +566,8 @@ def test_sizes_of_a_batch_are_looked_at_each_time(backend):
             sizes.numpy()[2] = wrong
             with pytest.raises(ValueError, match="batch_sizes"):
                 layer(packed)
-            cell = layer.cells[0]
-            expected = ValueError if backend == "cpu" else (ValueError, RuntimeError)
-            with pytest.raises(expected):  # who computes checks, too
-                cell(packed.data, torch.zeros(2, layer.output_size, dtype=F64), torch.zeros(2).long(), sizes)
+            if backend == "cpu":  # the kernels check by themselves
+                with pytest.raises(ValueError, match="batch_sizes"):
+                    layer.cells[0](
+                        packed.data, torch.zeros(2, layer.output_size, dtype=F64), torch.zeros(2).long(), sizes
+                    )
