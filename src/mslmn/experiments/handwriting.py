@@ -46,7 +46,10 @@ OURS: dict[str, dict[str, Any]] = {
         "epochs": 14,
     },
 }  # fmt: skip
-ABSOLUTE: dict[str, Any] = {"layers": 1, "hidden": 96, "memory": 48, "modules": 3}  # MS-LMN, for coordinates, see there
+ABSOLUTE: dict[str, dict[str, Any]] = {  # for coordinates, see docs/results.md
+    "LSTM": {"flat_start": 0},
+    "MS-LMN": {"flat_start": 2, "layers": 1, "hidden": 96, "memory": 48, "modules": 3},
+}
 QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on two cores
     "LSTM": {"hidden": 44, "learning_rate": 2e-3},
     "LMN": {"hidden": 44, "memory": 44},
@@ -72,7 +75,7 @@ def settings(model: str, preset: str, epochs: int | None = None, kind: str = "of
     if preset != "paper":
         chosen = replace(chosen, patience=None, **TRAINING | OURS[model])
     if preset != "paper" and kind == "absolute":
-        chosen = replace(chosen, flat_start=2, **ABSOLUTE if model == "MS-LMN" else {})
+        chosen = replace(chosen, **ABSOLUTE.get(model, {"flat_start": 2}))
     if preset == "quick":
         chosen = replace(
             chosen, **{"epochs": 18, "batch_size": 16, "dropout": 0.0, "noise": 0.0, "distort": 0.0} | QUICK[model]
