@@ -157,8 +157,8 @@ def test_handwriting_from_data_to_result(tmp_path):
 @pytest.mark.parametrize("model", handwriting.MODELS)
 def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset, kind):
     chosen = handwriting.settings(model, preset, kind=kind)
-    flat = {("best", "absolute"): 2 * (model != "LSTM"), ("best", "offsets"): 1}
-    assert chosen.flat_start == flat.get((preset, kind), 0)
+    flat = {("best", "absolute", "MS-LMN"): 2, ("best", "offsets", "MS-LMN"): 1, ("best", "offsets", "LSTM"): 1}
+    assert chosen.flat_start == flat.get((preset, kind, model), 0)
     whole = "MS-LMN" if model == models.INCREMENTAL else model
     net = models.build(whole, chosen, 4, 58, bidirectional=True, output="all")
     assert sum(p.numel() for p in net.parameters()) == pytest.approx(100_000, rel=0.37 if preset == "paper" else 0.06)
