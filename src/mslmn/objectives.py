@@ -204,7 +204,7 @@ class CTC(Objective):
         t, sequence = packing.coordinates(steps)
         place = t * (2 * lengths[order] + 1)[sequence] // packing.lengths(steps).numpy()[sequence]
         label = np.append(labels.cpu().numpy(), 0)[(starts[sequence] + place // 2).clip(max=len(labels))]
-        expected = packing.to_device(torch.from_numpy(np.where(place % 2, label, 0)), steps.data.device)
+        expected = packing.to_device(torch.from_numpy(np.where(place & 1, label, 0)), steps.data.device)
         wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
         loss = F.cross_entropy(wide, expected, reduction="sum")
         return Score(loss, loss.new_full((), len(expected)))
