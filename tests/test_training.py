@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -278,6 +279,36 @@ def test_two_processes_train_like_one(tmp_path):
         assert [float(x) for x in a[3:]] == pytest.approx([float(x) for x in b[3:]], rel=1e-9)
     losses = two.stdout.splitlines()
     assert len(losses) == 2 and losses[0] == losses[1]  # both processes found the same
+
+
+ALONE = """
+import sys, time
+import torch
+from torch import distributed
+from mslmn import training
+training._connect("cpu")
+if sys.argv[1] == "0":
+    pending = distributed.all_reduce(torch.ones(1), async_op=True)
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_a_process_ends_though_another_does_not_answer():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    one, two = (
+        subprocess.Popen([sys.executable, "-c", ALONE, str(i)], env={**where, "RANK": str(i), "LOCAL_RANK": str(i)})
+        for i in range(2)
+    )
+    try:
+        assert one.wait(120) == 3 and two.poll() is None
+    finally:
+        for process in (one, two):
+            process.kill()
+            process.wait()
 
 
 FEW = """

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +37,7 @@ from .objectives import Objective
 from .update import MOMENTS, Update
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
+PARTING = 5.0  # seconds that a process waits for others when it ends
 LOOK = 15  # of 16 batches one at which the loss is looked at, on a GPU
 
 
@@ -800,10 +802,16 @@ def _connect(wish: torch.device | str | None) -> None:
 
 def _disconnect() -> None:
     """Before Python ends: a thread of gloo that still lets go of its last task would abort the process. Threads end
-    with the group, and the group with all that refers to it."""
-    if _connected():
+    with the group, and the group with all that refers to it; but not those that wait for a process that is gone."""
+
+    def leave() -> None:
         distributed.destroy_process_group()
         gc.collect()
+
+    if _connected():
+        leaving = threading.Thread(target=leave, daemon=True)
+        leaving.start()
+        leaving.join(PARTING)
 
 
 def _connected() -> bool:
