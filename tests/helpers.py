@@ -25,6 +25,20 @@ def gradients(loss, layer, *inputs):
     return torch.autograd.grad(loss, [*inputs, *layer.parameters()])
 
 
+def captured(step):
+    """A CUDA graph of a step, after some on a stream beside, and what the step returned in it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    return graph, found
+
+
 def walks(lengths, a=2, seed=0, noise=0.3):
     """Random walks and noise: a spectrum that falls, without end."""
     rng = np.random.default_rng(seed)

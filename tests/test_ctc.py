@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import emulator
 import mslmn
+from helpers import captured
 from mslmn import packing
 from mslmn.objectives import CTC
 from mslmn.ops import ctc, cuda, nvrtc
@@ -340,15 +341,7 @@ def test_a_cuda_graph_takes_new_logits_and_new_labels(gpu):
         total, _ = ctc.loss(data, targets)
         return total.detach(), *torch.autograd.grad(total, data)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        total, gradient = step()
+    graph, (total, gradient) = captured(step)
     for target in (one, two):
         with torch.no_grad():
             data.normal_()

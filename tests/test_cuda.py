@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import emulator
 import mslmn
-from helpers import LAYERS, make
+from helpers import LAYERS, captured, make
 from mslmn import LMN, MSLMN, ClockworkRNN
 from mslmn.ops import backends, clocked, cuda, nvrtc
 from mslmn.ops.weights import Sizes, Weights, shapes
@@ -555,15 +555,7 @@ def test_a_training_step_as_a_cuda_graph(gpu, packed, bidirectional, sizes):
         output, _ = layer(x)
         (output.data if packed else output).square().sum().backward()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = captured(step)
     data.normal_()
     graph.replay()
     replayed = [p.grad.clone() for p in layer.parameters()]

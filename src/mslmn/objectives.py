@@ -201,7 +201,7 @@ class CTC(Objective):
         labels = _checked_labels(target, len(order), steps.data.shape[-1])
         lengths = np.array([len(t) for t in target])
         starts = (np.cumsum(lengths) - lengths)[order]  # of the sequences of the batch, in their order
-        t, sequence = packing.coordinates(steps)
+        t, sequence = packing.coordinates(steps.batch_sizes.numpy())
         place = t * (2 * lengths[order] + 1)[sequence] // packing.lengths(steps).numpy()[sequence]
         label = np.append(labels.cpu().numpy(), 0)[(starts[sequence] + place // 2).clip(max=len(labels))]
         expected = packing.to_device(torch.from_numpy(np.where(place & 1, label, 0)), steps.data.device)

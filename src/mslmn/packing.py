@@ -19,7 +19,7 @@ def pack(xs: Sequence[Tensor]) -> PackedSequence:
     order = np.argsort(-lengths, kind="stable")
     by_length = lengths[order]
     batch_sizes = len(xs) - np.searchsorted(by_length[::-1], np.arange(by_length[0]), side="right")
-    steps, rows = _coordinates(batch_sizes)
+    steps, rows = coordinates(batch_sizes)
     starts = np.cumsum(by_length) - by_length
     data = _taken([xs[i] for i in order], starts[rows] + steps)
     if (order == np.arange(len(xs))).all():
@@ -46,15 +46,17 @@ def lengths(packed: PackedSequence) -> Tensor:
     return torch.from_numpy(len(sizes) - np.searchsorted(sizes[::-1], np.arange(sizes[0]), side="right"))
 
 
-def coordinates(packed: PackedSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each row: its step, its sequence."""
-    return _coordinates(packed.batch_sizes.numpy())
+def coordinates(batch_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each row of a packed batch: its step, its sequence."""
+    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+    starts = np.cumsum(batch_sizes) - batch_sizes
+    return steps, np.arange(len(steps)) - starts[steps]
 
 
 def rows(packed: PackedSequence, order: Tensor) -> Tensor:
     """Where the rows of a packed batch are once its sequences come in another order, of equally long ones."""
     sizes = packed.batch_sizes.numpy()
-    steps, sequences = _coordinates(sizes)
+    steps, sequences = coordinates(sizes)
     return torch.from_numpy((np.cumsum(sizes) - sizes)[steps] + order.numpy()[sequences])
 
 
@@ -77,12 +79,5 @@ def _taken(xs: list[Tensor], rows: NDArray[np.int64]) -> Tensor:
 def _places(packed: PackedSequence) -> Tensor:
     """The row of each step in a matrix of T times B rows."""
     sizes = packed.batch_sizes.numpy()
-    steps, rows = _coordinates(sizes)
+    steps, rows = coordinates(sizes)
     return to_device(torch.from_numpy(steps * sizes[0] + rows), packed.data.device)
-
-
-def _coordinates(batch_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each row of a packed batch: its step, its sequence."""
-    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    starts = np.cumsum(batch_sizes) - batch_sizes
-    return steps, np.arange(len(steps)) - starts[steps]

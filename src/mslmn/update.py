@@ -22,7 +22,8 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of Adam
 
 
 class Update:
-    """
+    """What follows a backward pass, for all that a model can learn.
+
     Args:
         moments: of Adam, by the names of parameters, to go on from.
         contract: whether an MSLMN's memories are kept contractions, see `MSLMN.contract`; also where no step is taken.

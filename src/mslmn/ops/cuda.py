@@ -473,11 +473,11 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     The last few are kept on the device: both directions of a layer, its layers and their backward passes share one, and
     a CUDA graph can be captured after a run to warm up.
     """
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     sizes = batch_sizes.to("cpu", torch.int64)
+    key = sizes.numpy().tobytes(), device
     with _packing:  # autograd's threads ask too
-        found = _kept((sizes.numpy().tobytes(), device), sizes, device)
-    if device.type == "cuda" and not capturing:
+        found = _kept(key, sizes, device)
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         found.record_stream(torch.cuda.current_stream(device))  # it may be another's than the one that made it
     return found
 

@@ -198,13 +198,12 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
         weights, reverse, aside = args[:3]
-        ctx.aside = (
-            None if aside is None else [(aside, weights.flat())]
-        )  # what was saved may come back as something else
+        flat = weights.flat()
+        ctx.aside = None if aside is None else [(aside, flat)]  # what is saved may come back as something else
         ctx.backend = backend = backend_for(x, m, weights)
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *weights.flat())
-        ctx.flags = (weights.Wxh is None, weights.has_bias, reverse)
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *flat)
+        ctx.flags, ctx.sizes = (weights.Wxh is None, weights.has_bias, reverse), weights.sizes
         ctx.set_materialize_grads(False)
         return memory, hidden, last
 
@@ -241,14 +240,13 @@ def _handed_over(
     ctx: Any, flat: list[Tensor], gflat: Tensor, need_weights: bool, operator: bool, direction: int = 0
 ) -> Sequence[Tensor | None]:
     """What autograd gets for the weights, or for their anchor."""
-    sizes = Weights.from_flat(flat, *ctx.flags[:2]).sizes
     if ctx.aside is not None:
         aside, parameters = ctx.aside[direction]
-        aside.append(Gradients(parameters, sizes, gflat))
+        aside.append(Gradients(parameters, ctx.sizes, gflat))
         return [None]
     if not need_weights:
         return [None] * len(flat)
-    return _separate(gflat, flat) if operator else unflatten(gflat, sizes)
+    return _separate(gflat, flat) if operator else unflatten(gflat, ctx.sizes)
 
 
 def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
@@ -280,7 +278,7 @@ class _Both(torch.autograd.Function):
         )
         flat = (*w.flat(), *w_2.flat())
         ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *flat)
-        ctx.flags = (w.Wxh is None, w.has_bias)
+        ctx.flags, ctx.sizes = (w.Wxh is None, w.has_bias), w.sizes
         ctx.set_materialize_grads(False)
         return *one, *two
 
