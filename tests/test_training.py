@@ -546,6 +546,17 @@ def test_a_run_of_an_older_version_is_named(tmp_path):
 # what can go wrong
 
 
+def test_a_model_without_anything_to_train_is_refused():
+    with pytest.raises(ValueError, match=r"no weight of the model requires a gradient.*requires_grad_"):
+        run(net=model().requires_grad_(False))
+
+
+def test_labels_that_are_no_whole_numbers_are_refused():
+    for loss in (CTC().loss, CTC().first_loss):
+        with pytest.raises(ValueError, match=r"labels must be whole numbers, got torch.float32.*long"):
+            loss(torch.randn(5, 1, 4), [torch.tensor([1.0, 2.0])])
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     with pytest.raises(Diverged, match=r"in epoch \d+ of stage 0; the checkpoint of the epoch before is in"):
         run(tmp_path, grow="never", learning_rate=1e6, clip=1e9, epochs=200, net=model(init="xavier"), patience=200)

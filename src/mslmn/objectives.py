@@ -316,6 +316,8 @@ def _checked_labels(target: Sequence[Tensor], B: int, O: int) -> Tensor:
             f"CTC needs a label sequence for each of {B} sequences, got {len(target)}; pass a list of tensors"
         )
     labels = _joined(target)
+    if labels.is_floating_point():
+        raise ValueError(f"labels must be whole numbers, got {labels.dtype}; convert them with .long()")
     if len(labels) and not 1 <= int(labels.min()) <= int(labels.max()) < O:
         i, wrong = next((i, t) for i, t in enumerate(target) if len(t) and not 1 <= int(t.min()) <= int(t.max()) < O)
         raise ValueError(

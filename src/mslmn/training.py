@@ -195,6 +195,8 @@ class _Run:
             raise ValueError(f"there are {len(train)} training and {len(validation)} validation sequences; pass some")
         if plan.balance and any(torch.as_tensor(target).dim() for _, target in train):
             raise ValueError("balance needs a class number for each training sequence, got other targets; leave it out")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError("no weight of the model requires a gradient, so none can be trained; requires_grad_(True)")
         self.model, self.objective, self.folder, self.plan = model, objective, folder, plan
         if self._grows and isinstance(model.norm, MemoryNorm):  # not after a whole stage
             raise ValueError(
