@@ -177,7 +177,7 @@ class CTC(Objective):
         target = [target[i] for i in order]
         labels = labels if order == sorted(order) else _joined(target)
         counts = [t.shape[0] for t in target]  # Tensor.__len__ takes ten times as long
-        wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
+        wide = _wide(steps.data)
         if ops.ctc.takes(wide.device, steps.batch_sizes, counts):
             return Score(*ops.ctc.loss(wide, ops.ctc.prepare(labels, counts, steps.batch_sizes, wide.device)))
         loss = F.ctc_loss(
@@ -199,20 +199,40 @@ class CTC(Objective):
         """
         steps, order = _packed(output)
         labels = _checked_labels(target, len(order), steps.data.shape[-1])
-        lengths = np.array([len(t) for t in target])
-        starts = (np.cumsum(lengths) - lengths)[order]  # of the sequences of the batch, in their order
-        t, sequence = packing.coordinates(steps.batch_sizes.numpy())
-        place = t * (2 * lengths[order] + 1)[sequence] // packing.lengths(steps).numpy()[sequence]
-        label = np.append(labels.cpu().numpy(), 0)[(starts[sequence] + place // 2).clip(max=len(labels))]
-        expected = packing.to_device(torch.from_numpy(np.where(place & 1, label, 0)), steps.data.device)
-        wide = steps.data if steps.data.dtype == torch.float64 else steps.data.float()
-        loss = F.cross_entropy(wide, expected, reduction="sum")
-        return Score(loss, loss.new_full((), len(expected)))
+        expected = _spread(labels, [t.shape[0] for t in target], order, steps.batch_sizes.numpy())
+        return _by_step(steps.data, packing.to_device(torch.from_numpy(expected), steps.data.device))
 
     def metric(self, output: Output, target: Sequence[Tensor]) -> Score:
         accuracies = [character_accuracy(found, t.tolist()) for found, t in zip(best_path(output), target, strict=True)]
         logits = _data(output)
         return Score(logits.new_full((), sum(accuracies)), logits.new_full((), len(accuracies)))
+
+
+class PlacedCTC:
+    """CTC for batches whose targets lie in a table on a CUDA device, see `ops.placed`: B sequences, at most N rows, T
+    steps and so many labels each, O outputs. Where ``flat``, it is CTC's first loss."""
+
+    NOWHERE = -100  # the target of rows of no step
+
+    def __init__(self, B: int, T: int, N: int, O: int, labels: int, flat: bool) -> None:
+        self.B, self.T, self.N, self.O, self.labels, self.flat = B, T, N, O, labels, flat
+        self.size = N if flat else T + 3 * B + 1 + B * labels
+
+    def table(self, target: Sequence[Tensor], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of a packed batch, in its order."""
+        labels, counts = _checked_labels(target, self.B, self.O), [t.shape[0] for t in target]
+        if self.flat:
+            found = _spread(labels, counts, range(self.B), sizes)
+        else:
+            found, _ = ops.ctc.table(labels.numpy(), counts, sizes, self.T)
+        return np.append(found, np.full(self.size - len(found), self.NOWHERE))
+
+    def loss(self, logits: Tensor, table: Tensor) -> Score:
+        if self.flat:
+            return _by_step(logits, table)
+        pairs = self.N * (self.labels + 1)
+        room = ops.ctc.Targets(table, self.T, self.B, self.N, self.B * self.labels, self.labels, pairs)
+        return Score(*ops.ctc.loss(_wide(logits), room))
 
 
 def best_path(output: Output) -> list[list[int]]:
@@ -256,6 +276,25 @@ def _edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
         for j, y in enumerate(b, 1):
             diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
     return row[-1]
+
+
+def _spread(labels: Tensor, counts: Sequence[int], order: Sequence[int], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A label or a blank for each row of a packed batch: of each sequence, spread evenly over its steps."""
+    lengths = np.array(counts)
+    starts = (np.cumsum(lengths) - lengths)[order]  # of the sequences of the batch, in their order
+    t, sequence = packing.coordinates(sizes)
+    place = t * (2 * lengths[order] + 1)[sequence] // packing.lengths_of(sizes)[sequence]
+    label = np.append(labels.cpu().numpy(), 0)[(starts[sequence] + place // 2).clip(max=len(labels))]
+    return np.where(place & 1, label, 0)
+
+
+def _by_step(logits: Tensor, expected: Tensor) -> Score:
+    loss = F.cross_entropy(_wide(logits), expected, ignore_index=PlacedCTC.NOWHERE, reduction="sum")
+    return Score(loss, (expected != PlacedCTC.NOWHERE).sum().to(loss.dtype))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _data(x: Any) -> Tensor:

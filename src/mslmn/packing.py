@@ -42,8 +42,11 @@ def pack_like(padded: Tensor, packed: PackedSequence) -> PackedSequence:
 
 def lengths(packed: PackedSequence) -> Tensor:
     """Of the sequences, longest first, on the CPU."""
-    sizes = packed.batch_sizes.numpy()
-    return torch.from_numpy(len(sizes) - np.searchsorted(sizes[::-1], np.arange(sizes[0]), side="right"))
+    return torch.from_numpy(lengths_of(packed.batch_sizes.numpy()))
+
+
+def lengths_of(batch_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return len(batch_sizes) - np.searchsorted(batch_sizes[::-1], np.arange(batch_sizes[0]), side="right")
 
 
 def coordinates(batch_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
 
@@ -33,7 +33,8 @@ from .checkpoint import CheckpointError
 from .data import buckets
 from .layers import MSLMN
 from .model import MemoryNorm, SequenceModel
-from .objectives import Objective
+from .objectives import CTC, Objective
+from .step import Step
 from .update import MOMENTS, Update
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
@@ -302,15 +303,26 @@ class _Run:
         return -float(found["metric"]) if self.objective.higher_is_better else float(found["metric"])
 
     def _train_stage(self) -> None:
-        update = self._update()
-        model = DistributedDataParallel(self.model) if self.world > 1 else self.model
+        step = self._step()
         loader = _EpochLoader(self)
         self.model.train()
         # A backward pass in this thread, not in another that has to wake up first, unless processes work together
         with self._log() as log, _bar(self.show) as bar, torch.autograd.set_multithreading_enabled(self.world > 1):
             while self.state.phase == "train":
-                self._train_epoch(model, update, bar(loader, self._doing))
+                self._train_epoch(step, bar(loader, self._doing))
                 log(self.history[-1])
+
+    def _step(self) -> Step:
+        return Step(
+            DistributedDataParallel(self.model) if self.world > 1 else self.model,
+            self.objective,
+            self._update(),
+            noise=self.plan.noise,
+            world=self.world,
+            longest=(self.train.longest, max(len(y) for _, y in self.train.pairs))
+            if type(self.objective) is CTC
+            else None,
+        )
 
     def _update(self) -> Update:
         plan = self.plan
@@ -327,34 +339,21 @@ class _Run:
             and type(self.objective).__module__ == Objective.__module__,
         )
 
-    def _train_epoch(self, model: nn.Module, update: Update, batches: Iterable[tuple[Any, Any, float]]) -> None:
+    def _train_epoch(self, step: Step, batches: Iterable[tuple[Any, Any, float]]) -> None:
         self._seed(self.state.epoch)
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         began = time.perf_counter()
-        loss = self.objective.first_loss if self._starts_flat(self.state.epoch) else self.objective.loss
+        flat = self._starts_flat(self.state.epoch)
+        step.begin()
         for number, (input, target, weight) in enumerate(batches):
-            with update.aside() as aside:
-                score = loss(model(self._noisy(input)), target)
-                sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
-                total += sums
-                if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
-                    self._check(total)
-                update.clear()
-                aside.clear()  # of what was derived on the way here
-                score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
-            update(self._learning_rate(number), torch.isfinite(total).all() & (sums[1] > 0), aside)
-        self._check(total)
-        self.moments = update.moments
-        self.epoch_done((total[0] / total[1]).item(), time.perf_counter() - began)
+            step(input, target, rate=self._learning_rate(number), weight=weight, flat=flat)
+            if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
+                self._check(step.total)
+        self._check(step.total)
+        self.moments = step.update.moments
+        self.epoch_done((step.total[0] / step.total[1]).item(), time.perf_counter() - began)
 
     def _starts_flat(self, epoch: int) -> bool:
         return self.state.stage == 0 and epoch < self.plan.flat_start
-
-    def _noisy(self, input: PackedSequence) -> PackedSequence:
-        """A GPU draws the noise itself, in an instant."""
-        if not self.plan.noise or self.device.type == "cpu":
-            return input
-        return PackedSequence(input.data + self.plan.noise * torch.randn_like(input.data), *input[1:])
 
     def _check(self, total: Tensor) -> None:
         """The loss of the epoch so far."""

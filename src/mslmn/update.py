@@ -7,9 +7,11 @@ captured in a CUDA graph, once for a stage, and replayed on copies of the gradie
 autograd, see `ops.gradients_aside`.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -81,17 +83,27 @@ class Update:
 
     def aside(self) -> AbstractContextManager[list[ops.Gradients]]:
         """Around a forward and a backward pass: where its gradients are, beside those that autograd finds."""
-        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters.values())
-        return ops.gradients_aside() if self.past_autograd and not hooks else nullcontext([])
+        return ops.gradients_aside() if self.past_autograd and not self.watched else nullcontext([])
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody wants to see the gradient of a weight."""
+        return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters.values())
 
     def clear(self) -> None:
         """Before a backward pass: no gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
+    def within(self, fine: Tensor, aside: Sequence[ops.Gradients] = ()) -> None:
+        """A step at the rate that is set, within a CUDA graph of the caller's."""
+        self.skip.copy_(~fine)
+        self._collect(aside)
+        self._compute()
+
     def __call__(self, rate: float, fine: Tensor, aside: Sequence[ops.Gradients] = ()) -> None:
         """A step at a learning rate; none, where ``fine``, one truth value, is false."""
-        self._set(rate)
+        self.set_rate(rate)
         self.skip.copy_(~fine)
         put = [w for one in aside for w in one.weights]
         there = {id(w) for w in put}
@@ -126,7 +138,8 @@ class Update:
             for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
-    def _set(self, rate: float) -> None:
+    def set_rate(self, rate: float) -> None:
+        """Of learning."""
         if rate != self.rate:
             self.rate = rate
             for group in self.adam.param_groups:
@@ -148,12 +161,29 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-def captured(call: Callable[[], None], device: torch.device) -> Graph:
-    """The call as a CUDA graph; it does not run yet."""
-    graph = torch.cuda.CUDAGraph()
-    with (
-        torch.cuda.device(device),
-        torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"),
-    ):
-        call()
+def captured(call: Callable[[], None], device: torch.device, pool: Any = None) -> Graph:
+    """The call as a CUDA graph, with a pool of memory or with its own; it does not run yet.
+
+    `torch.cuda.graph` would collect garbage and give memory back first, which takes as long as dozens of steps; but
+    none must be collected in the midst of it.
+    """
+    graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+    torch.cuda.synchronize(device)
+    gc.disable()
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(_capturing(device)):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                call()
+            finally:
+                graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
     return graph
+
+
+@lru_cache
+def _capturing(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs: cuBLAS keeps a workspace for each."""
+    return torch.cuda.Stream(device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import backends, ctc, cuda, fused, reference
+from .cuda import packing_table, placed
 from .fused import Gradients, gradients_aside
 from .weights import Weights
 from .zeros import zeros
@@ -24,6 +25,9 @@ __all__ = [
     "ctc",
     "gradients_aside",
     "lengths",
+    "packing_table",
+    "placed",
+    "places",
     "run",
     "run_both",
     "zeros",
@@ -112,6 +116,14 @@ def _run(
     else:
         memory, hidden, last = fused.run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     return Run(memory, memory if weights.Wxh is None else hidden, last)
+
+
+def places(weights: Weights, device: torch.device) -> bool:
+    """Whether a batch may be `placed`, which only the CUDA kernels look at."""
+    if backends.needs_reference() or backends.choose(device) != "cuda":
+        return False
+    dtype = weights.Wmm[0].dtype
+    return cuda.why_not_these(weights.sizes, dtype, dtype, device.index) is None
 
 
 def lengths(batch_sizes: Tensor, B: int, device: torch.device) -> Tensor:  # (T,) -> (B,)

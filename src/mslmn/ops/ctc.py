@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from .. import packing
 from . import backends, cuda, nvrtc
 from .fitting import plain
 
-__all__ = ["Layout", "Targets", "choose", "loss", "prepare", "takes"]
+__all__ = ["Layout", "Targets", "choose", "has_kernels", "loss", "prepare", "table", "takes"]
 
 NAMES = ("emit", "sweep", "finish")
 STEPS = 16  # of a sequence, that a block of `emit` or `finish` takes
@@ -51,9 +53,10 @@ def choose(longest: int) -> Layout:
 
 
 class Targets(NamedTuple):
-    """Labels of a packed batch, and where everything lies, on a device."""
+    """Labels of a packed batch, and where everything lies, on a device. Numbers are those of the batch, or, where it is
+    placed (see `cuda.placed`), the most that there is room for."""
 
-    data: Tensor  # int64, as Batch of ctc.cu says
+    data: Tensor  # a `table`
     steps: int  # of the longest sequence
     sequences: int
     rows: int  # of the batch: steps of all sequences
@@ -63,15 +66,19 @@ class Targets(NamedTuple):
 
 
 def takes(device: torch.device, batch_sizes: Tensor, counts: Sequence[int]) -> bool:
-    """Whether the kernels compute a batch on a device: if they can, and the user has not asked for others."""
+    """Whether the kernels compute a batch on a device."""
+    return has_kernels(device, len(batch_sizes), max(counts, default=0)) and forward_ad._current_level < 0
+
+
+def has_kernels(device: torch.device, steps: int, labels: int) -> bool:
+    """Whether there are some for sequences of so many steps and labels, and the user has not asked for others."""
     return (
         device.type == "cuda"
         and backends.wish() in ("auto", "cuda")
         and backends.eager()
-        and forward_ad._current_level < 0
         and backends.why_not(device) is None
-        and max(counts, default=0) <= LONGEST
-        and len(batch_sizes) <= STEPS * LARGEST_GRID
+        and labels <= LONGEST
+        and steps <= STEPS * LARGEST_GRID
     )
 
 
@@ -88,17 +95,25 @@ def prepare(
             f"counts must be the numbers of labels of {B} sequences, {len(labels)} in all, "
             f"got {len(counts)} that add up to {sum(counts)}; count those of each sequence"
         )
-    lengths = T - np.searchsorted(sizes[::-1], np.arange(B), side="right")
-    pairs = lengths * (np.asarray(counts) + 1)
-    host = torch.empty(T + 3 * B + 1 + len(labels), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    view = host.numpy()
-    view[:T] = np.cumsum(sizes) - sizes
-    view[T : T + B] = lengths
-    view[T + B : T + 2 * B + 1] = [0, *accumulate(counts)]
-    view[T + 2 * B + 1 : T + 3 * B + 1] = np.cumsum(pairs) - pairs
-    view[T + 3 * B + 1 :] = labels.cpu().numpy()
-    data = host.to(device, non_blocking=True)
-    return Targets(data, T, B, int(sizes.sum()), len(labels), max(counts), int(pairs.sum()))
+    found, pairs = table(labels.cpu().numpy(), counts, sizes, T)
+    data = packing.to_device(torch.from_numpy(found), device)
+    return Targets(data, T, B, int(sizes.sum()), len(labels), max(counts), pairs)
+
+
+def table(
+    labels: NDArray[np.int64], counts: Sequence[int], sizes: NDArray[np.int64], T: int
+) -> tuple[NDArray[np.int64], int]:
+    """What `Batch` of ctc.cu reads, for a batch of at most T steps, and how many pairs it has."""
+    B = len(counts)
+    found = np.zeros(T + 3 * B + 1 + len(labels), np.int64)
+    np.cumsum(sizes[:-1], out=found[1 : len(sizes)])
+    lengths = found[T : T + B]
+    lengths[:] = packing.lengths_of(sizes)
+    found[T + B : T + 2 * B + 1] = [0, *accumulate(counts)]
+    pairs = np.cumsum(lengths * (np.asarray(counts) + 1))
+    found[T + 2 * B + 2 : T + 3 * B + 1] = pairs[:-1]
+    found[T + 3 * B + 1 :] = labels
+    return found, int(pairs[-1])
 
 
 def loss(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:  # (N, O), packed
@@ -152,7 +167,7 @@ def _run(logits: Tensor, targets: Targets, need_gradient: bool) -> tuple[Tensor,
     functions = _functions(layout, logits.dtype, logits.device.index)
     stream, real = cuda._stream(logits), logits.element_size()
     total, items = logits.new_empty(()), logits.new_empty(())
-    gradient = torch.empty_like(logits) if need_gradient else None
+    gradient = (torch.empty_like if cuda.place() is None else torch.zeros_like)(logits) if need_gradient else None
     # Workspace, widest first, so that each part is aligned: alpha, beta, emitted, totals, lse, links
     sizes = [4 * real * pairs * need_gradient] * 2 + [2 * real * pairs, 2 * real * B, real * N, 4 * labels]
     space = logits.new_empty(sum(sizes), dtype=torch.uint8)

@@ -6,20 +6,34 @@ the weights are.
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import packing
 from . import nvrtc
 from .fitting import check_batch, check_results, fitting, kernel_weights, plain
 from .nvrtc import cache_folder
 from .weights import Sizes, Weights, numels
 
-__all__ = ["backward", "cache_folder", "compiler", "forward", "why_not", "why_not_these"]
+__all__ = [
+    "backward",
+    "cache_folder",
+    "compiler",
+    "forward",
+    "packing_table",
+    "place",
+    "placed",
+    "why_not",
+    "why_not_these",
+]
 
 NAMES = {torch.float32: "float", torch.float64: "double", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 OLDEST = (8, 0)  # compute capability: copies to shared memory that do not wait
@@ -31,6 +45,7 @@ WAVES = 2  # of chunks of records on all processors
 SMALL = 64  # rows of a state that one warp takes through time
 IN_REGISTERS = 128  # 4-byte registers of a thread for weights
 NEAR = 4  # modules whose weights are there
+NO_RECORD = -(2**31)  # NONE of cuda.cu
 
 
 class Choices(NamedTuple):
@@ -104,7 +119,7 @@ def forward(
     sizes = weights.sizes
     _alive, addresses = fitting(x, m, clock, weights, sizes)
     steps, B = x.shape[:-1], m.shape[0]
-    memory = x.new_empty((*steps, m.shape[1]))
+    memory = (x.new_empty if place() is None else x.new_zeros)((*steps, m.shape[1]))
     hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
     last = torch.empty_like(m)
     if steps.numel() == 0:
@@ -162,6 +177,14 @@ def backward(
     packed, gbias, left, left_of, ga, records, record_of, sums = (
         0 if begin is None else origin + begin for begin in layout[1:9]
     )
+    if place() is not None:  # rows of no step have no records
+        for begin, count in ((layout.left_of, N), (layout.record_of, layout.record_of_count)):
+            if begin is not None:
+                space[begin : begin + 4 * count].view(torch.int32).fill_(NO_RECORD)
+        if layout.left is not None:
+            space[layout.left : layout.left + N * (H + M) * x.element_size()].zero_()
+        if layout.ga is not None:
+            space[layout.ga : layout.ga + N * g * M * x.element_size()].zero_()
     kernels.pack(kernel_weights(addresses, sizes), packed, stream)
     batch = _batch(x, B, clock, batch_sizes, reverse)
     before = map(_address, (memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm))
@@ -385,6 +408,7 @@ class Layout(NamedTuple):
     sums: int | None
     record_at: list[int]  # of each module, in values
     record_of_at: list[int]
+    record_of_count: int  # of all modules
     chunk: int  # records that a block of `products` adds up
     blocks: tuple[int, int]  # of `products`
 
@@ -417,7 +441,7 @@ class Layout(NamedTuple):
         adding = part(sums * real, need_weights)
         blocks = (sum(chunks), products.columns)
         parts = (packed, gbias, left, left_of, ga, records, record_of, adding)
-        return cls(end, *parts, record_at[:-1], record_of_at[:-1], chunk, blocks)
+        return cls(end, *parts, record_at[:-1], record_of_at[:-1], record_of_at[-1], chunk, blocks)
 
 
 def source(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, choices: Choices) -> str:
@@ -457,8 +481,8 @@ def _kernels(part: str, sizes: Sizes, real: torch.dtype, value: torch.dtype, B: 
 def _batch(x: Tensor, B: int, clock: Tensor, batch_sizes: Tensor | None, reverse: bool) -> list[int]:
     """`Batch` of cuda.cu."""
     T = x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    packing = None if batch_sizes is None else packing_of(batch_sizes, x.device)
-    return [_address(packing), clock.data_ptr(), T | B << 32, int(reverse)]
+    table = None if batch_sizes is None else packing_of(batch_sizes, x.device)
+    return [_address(table), clock.data_ptr(), T | B << 32, int(reverse)]
 
 
 _packings: dict[tuple[bytes, torch.device], Tensor] = {}
@@ -473,6 +497,8 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
     The last few are kept on the device: both directions of a layer, its layers and their backward passes share one, and
     a CUDA graph can be captured after a run to warm up.
     """
+    if (found := place()) is not None:
+        return found
     sizes = batch_sizes.to("cpu", torch.int64)
     key = sizes.numpy().tobytes(), device
     with _packing:  # autograd's threads ask too
@@ -485,17 +511,47 @@ def packing_of(batch_sizes: Tensor, device: torch.device) -> Tensor:
 def _kept(key: tuple[bytes, torch.device], sizes: Tensor, device: torch.device) -> Tensor:
     found = _packings.pop(key, None)
     if found is None:
-        B = int(sizes[0])
-        zero = sizes.new_zeros(1)
-        lengths = len(sizes) - torch.searchsorted(sizes.flip(0).contiguous(), torch.arange(B, device="cpu"), right=True)
-        parts = [zero, sizes.cumsum(0), lengths, zero, lengths.cumsum(0)]
-        found = torch.cat(parts).to(device)
+        found = torch.from_numpy(packing_table(sizes.numpy(), len(sizes))).to(device)
         while len(_packings) >= PACKINGS:
             del _packings[next(iter(_packings))]
     _packings[key] = found
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _captured[id(found)] = found
     return found
+
+
+def packing_table(sizes: NDArray[np.int64], T: int) -> NDArray[np.int64]:
+    """What `packing_of` describes, for a batch of at most T steps: those that it has not begin where it ends."""
+    B = int(sizes[0])
+    ends = np.cumsum(sizes)
+    table = np.full(T + 1 + B + B + 1, ends[-1])
+    table[0], table[1 : len(sizes) + 1] = 0, ends
+    lengths = table[T + 1 : T + 1 + B]
+    lengths[:] = packing.lengths_of(sizes)
+    table[T + 1 + B] = 0
+    np.cumsum(lengths, out=table[T + 2 + B :])
+    return table
+
+
+@contextmanager
+def placed(table: Tensor) -> Iterator[None]:
+    """Within the block, and in the backward passes there, the packed batch lies as ``table`` says, a `packing_table` on
+    the device, and not as its batch_sizes, which only tell how many steps, sequences and rows there is room for. So a
+    CUDA graph takes batches of any sizes. Rows of no step come out as zeros, and nothing depends on them."""
+    before, _here.place = place(), table
+    try:
+        yield
+    finally:
+        _here.place = before
+
+
+def place() -> Tensor | None:
+    """Where packed batches lie in this thread, if not where their batch_sizes say."""
+    found: Tensor | None = getattr(_here, "place", None)
+    return found
+
+
+_here = threading.local()
 
 
 def _plain(t: Tensor) -> Tensor:

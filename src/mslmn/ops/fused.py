@@ -63,6 +63,8 @@ def backend_for(x: Tensor, m: Tensor, weights: Weights) -> Backend:
     name = choose_for(x.device, *key[:3], steps)
     if name == "cuda" and x.is_cuda:
         _kernels_for.add(key)
+    if name != "cuda" and cuda.place() is not None:
+        raise RuntimeError(f"only the CUDA kernels know placed batches, here is the backend {name!r}; do without")
     return Widened(BACKENDS[name]) if x.dtype != m.dtype and name != "cuda" else BACKENDS[name]
 
 

@@ -1,0 +1,191 @@
+"""A training step: the loss of a batch, its gradients, a step of the weights; on a GPU, where it can be, a CUDA graph.
+
+A step of a small network is some hundred small kernels. A GPU is done with them before the host has launched them, but
+a graph is launched at once. It is always of the same size, which batches of sequences are not. So it has room for so
+many rows, one of a few sizes, and reads from tables on the device where sequences and labels lie (`ops.placed`); rows
+of no step are zeros, and nothing depends on them.
+
+This is for transcription, by layers of this package, in one process. All else is computed as it comes.
+"""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from . import growth, ops, packing
+from .cells import Cell
+from .layers import ClockedLayer
+from .model import SequenceModel
+from .objectives import CTC, Objective, PlacedCTC
+from .update import Graph, Update, captured
+
+ROOMS = 8  # sizes of graphs, up to twice as many rows
+
+
+class Step:
+    """What is done with each batch.
+
+    Args:
+        model: or, where several processes work together, what wraps it.
+        noise: standard deviation of what a GPU adds to the inputs.
+        world: processes.
+        longest: steps and labels, at most, of a sequence; None: no graphs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        update: Update,
+        *,
+        noise: float = 0.0,
+        world: int = 1,
+        longest: tuple[int, int] | None = None,
+    ) -> None:
+        self.model, self.objective, self.update = model, objective, update
+        self.device, self.noise, self.world = update.device, noise, world
+        self.total = torch.zeros(2, dtype=torch.float64, device=self.device)  # of the loss and its items, in this epoch
+        self.longest = longest
+        self.graphs = False
+        self.rooms: dict[tuple[int, int, bool], Room] = {}
+        self.pool: Any = None  # memory that the graphs share: one runs after the other
+
+    def begin(self) -> None:
+        """An epoch."""
+        self.total.zero_()
+        self.graphs = self.longest is not None and self._placeable(*self.longest)
+
+    def __call__(
+        self, input: PackedSequence, target: Any, *, rate: float, weight: float = 1.0, flat: bool = False
+    ) -> None:
+        """
+        Args:
+            rate: of learning.
+            weight: 0.0 where the batch is another process's.
+            flat: train for `Objective.first_loss`.
+        """
+        if not self.graphs or input.sorted_indices is not None:
+            self._compute(input, target, rate, weight, flat)
+            return
+        room = self._room(input, flat)
+        room.take(input, target)
+        self.update.set_rate(rate)
+        if room.graph is None and room.used:  # Adam has its moments, and all that is compiled or kept is there
+            if self.pool is None:
+                self.pool = torch.cuda.graph_pool_handle()
+            room.graph = captured(lambda: self._compute_in(room), self.device, self.pool)
+            self.update.clear()  # the graph's gradients are nobody else's
+        if room.graph is None:
+            self._compute_in(room)
+        else:
+            room.graph.replay()
+        room.used = True
+
+    def _compute(self, input: PackedSequence, target: Any, rate: float, weight: float, flat: bool) -> None:
+        loss = self.objective.first_loss if flat else self.objective.loss
+        with self.update.aside() as aside:
+            score = loss(self.model(self._noisy(input)), target)
+            sums = growth.all_reduce(torch.stack([score.total.detach(), score.items]).double() * weight)
+            self.total += sums
+            self.update.clear()
+            aside.clear()  # of what was derived on the way here
+            score.total.backward(weight * self.world / sums[1].to(score.total))  # processes' are averaged
+        self.update(rate, self._fine(sums), aside)
+
+    def _compute_in(self, room: "Room") -> None:
+        """The same for what lies in a room; nothing waits, nothing depends on the batch but by its tables."""
+        with ops.placed(room.packing), self.update.aside() as aside:
+            output = self.model(self._noisy(PackedSequence(room.x, room.batch_sizes)))
+            score = room.objective.loss(output.data, room.target)
+            sums = torch.stack([score.total.detach(), score.items]).double()
+            self.total += sums
+            self.update.clear()
+            aside.clear()
+            score.total.backward(1 / sums[1].to(score.total))
+        self.update.within(self._fine(sums), aside)
+
+    def _fine(self, sums: Tensor) -> Tensor:
+        """Whether a step of the weights is taken."""
+        return torch.isfinite(self.total).all() & (sums[1] > 0)
+
+    def _noisy(self, input: PackedSequence) -> PackedSequence:
+        """A GPU draws the noise itself, in an instant; on the CPU it is there already."""
+        if not self.noise or self.device.type == "cpu":
+            return input
+        return PackedSequence(input.data + self.noise * torch.randn_like(input.data), *input[1:])
+
+    def _placeable(self, steps: int, labels: int) -> bool:
+        """Whether all that a step computes is known here, and can be in a graph."""
+        model = self.model
+        return (
+            self.update.replay
+            and self.update.past_autograd
+            and isinstance(model, SequenceModel)
+            and isinstance(model.encoder, ClockedLayer)
+            and model.output == "all"
+            and type(self.objective) is CTC
+            and not self.update.watched
+            and not _watched(model)
+            and not ops.autocast_enabled(self.device.type)
+            and ops.ctc.has_kernels(self.device, steps, labels)
+            and all(ops.places(cast(Cell, cell).weights(), self.device) for cell in model.encoder.cells)
+        )
+
+    def _room(self, input: PackedSequence, flat: bool) -> "Room":
+        """The one for such a batch: it depends on the batch alone, so that a run goes on as it would have gone on."""
+        T, labels = self.longest or (0, 0)
+        O = cast(SequenceModel, self.model).output_size
+        B, N = int(input.batch_sizes[0]), input.data.shape[0]
+        key = B, min(rounded(N), B * T), flat
+        if key not in self.rooms:
+            self.rooms[key] = Room(*key[:2], T, O, labels, flat, input.data)
+        return self.rooms[key]
+
+
+class Room:
+    """Where a batch lies that a graph computes: B sequences, N rows at most, T steps at most."""
+
+    def __init__(self, B: int, N: int, longest: int, O: int, labels: int, flat: bool, like: Tensor) -> None:
+        T = min(longest, N - B + 1)
+        self.batch_sizes = torch.from_numpy(_sizes(B, T, N))
+        self.objective = PlacedCTC(B, T, N, O, labels, flat)
+        self.x = like.new_zeros(N, like.shape[1])
+        self.tables = torch.zeros(T + 2 * B + 2 + self.objective.size, dtype=torch.int64, device=like.device)
+        self.packing, self.target = self.tables.split([T + 2 * B + 2, self.objective.size])
+        self.T = T
+        self.used = False
+        self.graph: Graph | None = None
+
+    def take(self, input: PackedSequence, target: Any) -> None:
+        """A batch, on its way while the one before is computed."""
+        sizes = input.batch_sizes.numpy()
+        tables = np.concatenate([ops.packing_table(sizes, self.T), self.objective.table(target, sizes)])
+        self.tables.copy_(packing.to_device(torch.from_numpy(tables), self.tables.device))
+        self.x[: input.data.shape[0]].copy_(input.data)
+
+
+def rounded(N: int) -> int:
+    """Up, to one of ROOMS sizes in each octave."""
+    step = 1 << max(0, (N - 1).bit_length() - 1 - (ROOMS - 1).bit_length())
+    return -(-N // step) * step
+
+
+def _sizes(B: int, T: int, N: int) -> NDArray[np.int64]:
+    """Of a packed batch that fills a room."""
+    full, more = divmod(N - T, B - 1) if B > 1 else (T, 0)  # steps of B rows; rows of the next one, but for the first
+    found = np.ones(T, np.int64)
+    found[:full] = B
+    found[full : full + 1] += more
+    return found
+
+
+def _watched(model: nn.Module) -> bool:
+    """Whether somebody wants to see each call of a part of the model."""
+    return bool(nn.modules.module._has_any_global_hook()) or any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in model.modules()
+    )
