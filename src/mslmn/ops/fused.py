@@ -6,7 +6,7 @@ small sizes the dispatcher would cost several times what the kernels do: there `
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -203,6 +203,7 @@ class _Run(torch.autograd.Function):
         flat = weights.flat()
         ctx.aside = None if aside is None else [(aside, flat)]  # what is saved may come back as something else
         ctx.backend = backend = backend_for(x, m, weights)
+        ctx.place = cuda.place()
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
         ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *flat)
         ctx.flags, ctx.sizes = (weights.Wxh is None, weights.has_bias, reverse), weights.sizes
@@ -235,7 +236,8 @@ def _back(
     if operator:
         return run_backward_op(x, m, clock, flat, batch_sizes, clockwork, bias, *rest)  # type: ignore[no-any-return]
     backend: Backend = ctx.backend
-    return backend.backward(x, m, clock, Weights.from_flat(flat, clockwork, bias), batch_sizes, *rest)
+    with nullcontext() if ctx.place is None else cuda.placed(ctx.place):  # autograd's threads do not know of it
+        return backend.backward(x, m, clock, Weights.from_flat(flat, clockwork, bias), batch_sizes, *rest)
 
 
 def _handed_over(
@@ -272,6 +274,7 @@ class _Both(torch.autograd.Function):
         x, m, clock, m_2, clock_2, batch_sizes, w, w_2, aside = args[:9]
         ctx.aside = None if aside is None else [(aside, w.flat()), (aside, w_2.flat())]
         ctx.backend = backend = backend_for(x, m, w)
+        ctx.place = cuda.place()
         need_hidden = w.Wxh is not None
         one, two = streams.both(
             x.device,
