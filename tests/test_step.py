@@ -113,7 +113,7 @@ def test_a_batch_in_a_room_is_computed_as_it_is_outside(device, monkeypatch, lay
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", [None, "layer", "prefix"])
 def test_graphs_compute_the_same_bits(norm, monkeypatch):
-    """As the same steps one by one: a run that goes on, whose first steps are not replayed, ends as if it had gone on."""
+    """As one by one: a run that goes on, whose first steps are not replayed, ends as if it had gone on."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     device = torch.device("cuda", 0)
