@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
-from mslmn import MSLMN, SequenceModel, checkpoint, training
+from mslmn import MSLMN, SequenceModel, checkpoint, growth, training
 from mslmn.checkpoint import CheckpointError
 from mslmn.objectives import CTC, NMSE, CrossEntropy
 from mslmn.training import Diverged, Plan, fit
+from mslmn.update import Update
 
 QUICK = {"epochs": 3, "batch_size": 8, "learning_rate": 1e-2, "noise": 0.1}
 
@@ -137,10 +139,13 @@ def test_a_stage_that_training_only_made_worse_grows_too():
     assert result.best["epoch"] == 0 and result.stages[-1]["modules"] == 2
 
 
-@pytest.mark.parametrize(("stop", "buckets"), [(1, False), (3, False), (4, False), (7, False), (4, True)])
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop, buckets):
+@pytest.mark.parametrize(
+    ("stop", "changed"),
+    [(1, {}), (3, {}), (4, {}), (7, {}), (4, {"buckets": True}), (2, {"average": 0.9}), (3, {"average": 0.9})],
+)
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop, changed):
     """After any epoch, within a stage or at its end; with dropout and noise."""
-    options = {"growth_patience": 9, "max_modules": 3, "buckets": buckets, "distort": 0.1, "select": "metric"}
+    options = {"growth_patience": 9, "max_modules": 3, "distort": 0.1, "select": "metric", **changed}
     whole = run(tmp_path / "whole", net=model(num_layers=2, dropout=0.3), **options)
 
     class Stop(Exception):
@@ -165,6 +170,23 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, stop, bucke
     assert resumed.history == whole.history
     again = run(tmp_path / "cut", resume=True, net=model(num_layers=2, dropout=0.3), **options)  # it is done
     assert same(weights(again), weights(whole))
+
+
+def test_the_average_of_the_weights_is_validated_and_kept(monkeypatch):
+    seen, compute = [], Update._compute
+
+    def recorded(self):
+        compute(self)
+        seen.append({name: p.detach().clone() for name, p in self.parameters.items()})
+
+    monkeypatch.setattr(Update, "_compute", recorded)
+    result = run(average=0.5, epochs=2, grow="never")
+    kept = len(seen) * result.best["epoch"] // 2
+    parts = [0.5**k / sum(0.5**i for i in range(kept)) for k in reversed(range(kept))]
+    for name, value in weights(result).items():
+        torch.testing.assert_close(value, sum(part * w[name] for part, w in zip(parts, seen, strict=False)))
+    batch = [(pack_sequence([x]), y[None]) for x, y in pairs(12, 1)]
+    assert growth.evaluate(result.model, batch, CrossEntropy()) == pytest.approx(result.best["loss"], rel=1e-5)
 
 
 SCRIPT = """
@@ -622,6 +644,7 @@ def test_a_run_goes_on_with_its_objective(tmp_path):
         (lambda t: t.update({"velocity/a": torch.zeros(1)}), "a run has no tensor velocity/a"),
         (lambda t: t.update({"adam/readout.b_y/exp_avg": torch.zeros(7)}), "moments of readout.b_y do not fit"),
         (lambda t: t.pop("best/readout.b_y"), "of another architecture: readout.b_y is not there"),
+        (lambda t: t.update({"average/readout.b_y": torch.zeros(2)}), "the average of the weights does not fit"),
     ],
 )
 def test_tensors_that_do_not_belong_are_named(tmp_path, change, message):
@@ -679,6 +702,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         ({"horizon": 0}, "horizon must be at least 1"),
         ({"noise": -1}, "noise must be at least 0"),
         ({"distort": -1}, "distort must be at least 0"),
+        ({"average": 1}, "average must be at least 0 and below 1, got 1"),
         ({"flat_start": -1}, "flat_start must be at least 0"),
         ({"flat_start": 3, "epochs": 3}, "flat_start must be below epochs, 3, got 3; train for the loss in the end"),
         ({"select": "accuracy"}, "select must be one of 'loss', 'metric'"),

@@ -66,6 +66,23 @@ def test_what_is_not_fine_changes_nothing_but_may_be_followed_by_a_step(device):
     assert same(weights(net), weights(twin))
 
 
+def test_the_average_forgets_and_goes_on_where_it_was(device):
+    d, whole, net = 0.8, model(device), model(device)
+    update, first = Update(whole, {}, **CHOSEN, average=d), Update(net, {}, **CHOSEN, average=d)
+    seen = []
+    for i in range(7):
+        steps(whole, update, 1, first=i)
+        seen.append(weights(whole))
+        expected = {name: sum(d**k * w[name].double() for k, w in enumerate(reversed(seen))) for name in seen[0]}
+        for name, value in update.averages.items():
+            mean = expected[name] * (1 - d) / (1 - d ** (i + 1))
+            torch.testing.assert_close(value.cpu().double(), mean, rtol=0, atol=1e-6)
+    steps(net, first, 4)
+    again = Update(net, first.moments, **CHOSEN, average=d, averages=first.averages, batches=4)
+    steps(net, again, 3, first=4)
+    assert same(again.averages, update.averages) and same(weights(net), weights(whole))
+
+
 def test_moments_go_on_where_they_were(device):
     whole, net = model(device), model(device)
     steps(whole, Update(whole, {}, **CHOSEN), 6)

@@ -53,6 +53,7 @@ class Plan:
     learning_rate: float = 1e-3
     weight_decay: float = 0.0  # L2, as Adam takes it
     clip: float = 1.0  # largest norm of the gradient
+    average: float = 0.0  # d of an average of the weights, see update.py, which is what is validated and kept; 0: none
     contract: bool = False  # after each step, of an MSLMN: no module by itself may explode, see `MSLMN.contract`
     batch_size: int = 32
     noise: float = 0.0  # standard deviation of what is added to the inputs in training
@@ -91,6 +92,8 @@ class Plan:
         for name in ("weight_decay", "noise", "distort", "min_gain"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must be at least 0 and below 1, got {self.average}; 0 switches it off")
         for name in ("balance", "buckets", "contract"):
             object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
         if self.flat_start >= self.epochs:
@@ -214,6 +217,7 @@ class _Run:
         self.train = _Data("training", train, objective, self.device, plan.buckets)
         self.validation = _Data("validation", validation, objective, self.device, plan.buckets)
         self.moments: dict[str, dict[str, Tensor]] = {}
+        self.averages: dict[str, Tensor] = {}  # of the weights
         self.best: tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]] = ({}, {})
         self.state = Progress()
         self.history: list[dict[str, Any]] = []
@@ -333,6 +337,9 @@ class _Run:
             weight_decay=plan.weight_decay,
             clip=plan.clip,
             contract=plan.contract,
+            average=plan.average,
+            averages=self.averages,
+            batches=self.state.epoch * len(_EpochLoader(self)),
             alone=self.world == 1,
             own=type(self.model) is SequenceModel
             and type(self.model.encoder).__module__ == MSLMN.__module__
@@ -349,7 +356,7 @@ class _Run:
             if self.device.type == "cpu" or number & LOOK == LOOK:  # to look is to wait for the GPU
                 self._check(step.total)
         self._check(step.total)
-        self.moments = step.update.moments
+        self.moments, self.averages = step.update.moments, step.update.averages
         self.epoch_done((step.total[0] / step.total[1]).item(), time.perf_counter() - began)
 
     def _starts_flat(self, epoch: int) -> bool:
@@ -400,8 +407,13 @@ class _Run:
     def epoch_done(self, train_loss: float, seconds: float) -> None:
         """Validate, remember the best, write the checkpoint; decides whether the stage is over."""
         state = self.state
-        loss, metric = self._validate()
-        state.epoch += 1
+        with self._averaged():
+            loss, metric = self._validate()
+            state.epoch += 1
+            if not self._starts_flat(state.epoch - 1):  # validation does not ask yet for what is trained
+                state.since_best += 1
+                state.since_stage_best += 1
+            self._compare(loss, metric)
         record = {
             "stage": state.stage,
             "epoch": state.epoch,
@@ -413,21 +425,31 @@ class _Run:
         self.history.append(record)
         state.epochs += 1
         state.stages[-1]["seconds"] += seconds
-        if not self._starts_flat(state.epoch - 1):  # validation does not ask yet for what is trained
-            state.since_best += 1
-            state.since_stage_best += 1
-        self._compare(loss, metric)
         plateau = self.plan.grow == "plateau" and state.since_stage_best >= self.plan.plateau
         if state.epoch >= self.plan.epochs or plateau or state.since_best >= self.plan.patience:
             state.phase = "grow"
         self._save()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Within the block the model has the average of its weights, where there is one."""
+        named = dict(self.model.named_parameters())
+        parameters = [named[name].detach() for name in self.averages]
+        own = [p.clone() for p in parameters]
+        for p, average in zip(parameters, self.averages.values(), strict=True):
+            p.copy_(average)
+        try:
+            yield
+        finally:
+            for p, weight in zip(parameters, own, strict=True):
+                p.copy_(weight)
 
     def _end_stage(self) -> None:
         """The best weights of the stage are restored, with the moments they had; then growth, or the end."""
         state = self.state
         weights, moments = self.best
         self.model.load_state_dict(weights)
-        self.moments = {n: _copy(m) for n, m in moments.items()}
+        self.moments, self.averages = {n: _copy(m) for n, m in moments.items()}, {}
         summary = state.stages[-1]
         summary["validation_loss"], summary["validation_metric"] = (state.stage_best[k] for k in ("loss", "metric"))
         if self.writes:
@@ -526,6 +548,7 @@ class _Run:
         if self.writes:
             tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
             tensors |= {f"best/{name}": value for name, value in self.best[0].items()}
+            tensors |= {f"average/{name}": value for name, value in self.averages.items()}
             for label, moments in (("adam", self.moments), ("best_adam", self.best[1])):
                 tensors |= {f"{label}/{name}/{kind}": v for name, m in moments.items() for kind, v in m.items()}
             layout, tensors = checkpoint.joined(tensors)
@@ -604,7 +627,7 @@ class _Run:
             A = like.new_zeros(encoder.memory_size, encoder.hidden_size)
             B = like.new_zeros(encoder.memory_size, encoder.memory_size)
             self.model.grow([A] * cells, [B] * cells)
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "adam": {}, "best_adam": {}}
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "average": {}, "adam": {}, "best_adam": {}}
         for key, value in tensors.items():
             part, _, name = key.partition("/")
             if part not in parts:
@@ -619,6 +642,11 @@ class _Run:
             wrong = name not in shapes or set(moments) != set(MOMENTS)
             if wrong or any(moments[kind].shape != shapes[name] for kind in MOMENTS[1:]):
                 raise CheckpointError(f"{file}: the moments of {name} do not fit the model; the files were changed")
+        self.averages = parts["average"]
+        trained = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
+        expected = trained if self.plan.average and state.phase != "done" and state.epoch else {}
+        if {name: value.shape for name, value in self.averages.items()} != expected:
+            raise CheckpointError(f"{file}: the average of the weights does not fit the model; the files were changed")
         self._read_metrics()
 
     def _objective(self) -> dict[str, Any]:

@@ -1,6 +1,9 @@
-"""A step of the weights from their gradients: clip, Adam, contract.
+"""A step of the weights from their gradients: clip, Adam, contract; and their average.
 
-    g <- g * min(1, clip / |g|)        weights by Adam with L2 decay        Wmm[k->k] <- Wmm[k->k] / max(1, |Wmm[k->k]|)
+    g <- g * min(1, clip / |g|)        W by Adam with L2 decay        Wmm[k->k] <- Wmm[k->k] / max(1, |Wmm[k->k]|)
+    A <- A + (W - A) (1 - d) / (1 - d^n)        after n batches
+
+A is the mean of all W so far, those of k batches ago with weight d^k (Polyak and Juditsky 1992, forgetting).
 
 These are a hundred small kernels. A GPU needs less time for them than the host takes to launch them, so there they are
 captured in a CUDA graph, once for a stage, and replayed on copies of the gradients. Those of the recurrence come past
@@ -29,6 +32,8 @@ class Update:
     Args:
         moments: of Adam, by the names of parameters, to go on from.
         contract: whether an MSLMN's memories are kept contractions, see `MSLMN.contract`; also where no step is taken.
+        average: d, the decay of the average; 0: none.
+        averages: by the names of parameters, to go on from, after so many batches.
         alone: whether gradients come from this process alone; if not, others wait for them in autograd, and no CUDA
             graph takes over.
         own: whether model and loss are of this package, so that nobody derives by a weight on the way to the loss.
@@ -43,6 +48,9 @@ class Update:
         weight_decay: float,
         clip: float,
         contract: bool,
+        average: float = 0.0,
+        averages: dict[str, Tensor] | None = None,
+        batches: int = 0,
         alone: bool = True,
         own: bool = True,
     ) -> None:
@@ -62,6 +70,11 @@ class Update:
         for name, parameter in self.parameters.items():
             if name in moments:
                 self.adam.state[parameter] = {k: v.clone().to(self.device) for k, v in moments[name].items()}
+        self.average = average
+        self.averages: dict[str, Tensor] = {}
+        if average:
+            self.averages = {n: (averages or {}).get(n, p).detach().clone() for n, p in self.parameters.items()}
+        self.batches = torch.tensor(float(batches), dtype=torch.float64, device=self.device)
         self.skip = torch.zeros((), device=self.device)  # 1: no step
         self.adam.found_inf = self.skip  # type: ignore[attr-defined]
         self.past_autograd = alone and own
@@ -153,6 +166,17 @@ class Update:
         self.adam.step()
         if self.encoder is not None:
             self.encoder.contract()
+        if self.average:
+            self._follow()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """The average, one batch further."""
+        self.batches += 1
+        averages = list(self.averages.values())
+        ways = torch._foreach_sub([p.detach() for p in self.parameters.values()], averages)
+        torch._foreach_mul_(ways, ((1 - self.average) / (1 - self.average**self.batches)).to(averages[0].dtype))
+        torch._foreach_add_(averages, ways)
 
 
 class Graph(Protocol):

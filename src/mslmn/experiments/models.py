@@ -42,6 +42,7 @@ class Settings:
     warmup: int = 0
     flat_start: int = 0
     clip: float = 1.0
+    average: float = 0.0  # see Plan
     contract: bool = False
     batch_size: int = 1
     epochs: int = 1000  # passes over the training data; of each stage, where the model grows
@@ -82,6 +83,7 @@ class Settings:
             warmup=self.warmup,
             flat_start=min(self.flat_start, self.checkpoints(passes) - 1),
             clip=self.clip,
+            average=self.average,
             contract=self.contract,
             batch_size=self.batch_size,
             passes=self.passes(passes),
