@@ -73,6 +73,7 @@ OPTIONS = {
     "batch_first": ("yes", TypeError, "batch_first must be True or False, got 'yes'"),
     "bidirectional": (None, TypeError, "bidirectional must be True or False, got None"),
     "learn_initial_state": (0, TypeError, "learn_initial_state must be True or False, got 0"),
+    "layer_norm": ("layer", TypeError, "layer_norm must be True or False, got 'layer'"),
     "init": (
         "orthogonal",
         ValueError,
@@ -123,9 +124,12 @@ def test_dropout_that_is_no_number(value):
 
 
 @pytest.mark.parametrize("kind", list(SIZES))
-def test_dropout_without_a_second_layer_warns_where_the_layer_is_built(kind):
-    with pytest.warns(UserWarning, match="acts between layers, and num_layers is 1; add layers") as caught:
-        kind(**SIZES[kind], dropout=0.5)
+@pytest.mark.parametrize(
+    ("option", "module"), [({"dropout": 0.5}, "dropout=0.5"), ({"layer_norm": True}, "layer_norm")]
+)
+def test_what_needs_a_second_layer_warns_where_the_layer_is_built(kind, option, module):
+    with pytest.warns(UserWarning, match=f"{module} acts between layers, and num_layers is 1; add layers") as caught:
+        kind(**SIZES[kind], **option)
     assert caught[0].filename == __file__
 
 

@@ -20,15 +20,16 @@ pytestmark = pytest.mark.usefixtures("everywhere")
 F64 = torch.float64
 kinds = pytest.mark.parametrize("kind", list(LAYERS))
 every_kind = st.sampled_from(list(LAYERS))
+stacks = st.sampled_from([{}, {"num_layers": 2}, {"num_layers": 2, "layer_norm": True}])
 
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@given(every_kind, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 2))
-def test_chunks_of_any_sizes_equal_the_whole(kind, chunks, B, num_layers):
-    layer = make(kind, num_layers=num_layers)
+@given(every_kind, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3), stacks)
+def test_chunks_of_any_sizes_equal_the_whole(kind, chunks, B, stack):
+    layer = make(kind, **stack)
     x = torch.randn(sum(chunks), B, 2, dtype=F64, requires_grad=True)
     whole, end = layer(x)
     state, parts = None, []
@@ -62,12 +63,12 @@ def test_streaming_one_step_at_a_time_unbatched(kind):
     every_kind,
     st.lists(st.integers(1, 12), min_size=1, max_size=5),
     st.booleans(),
-    st.integers(1, 2),
+    stacks,
     st.booleans(),
     st.booleans(),
 )
-def test_a_packed_batch_equals_its_sequences_one_by_one(kind, lengths, bidirectional, num_layers, with_state, learn):
-    layer = make(kind, bidirectional=bidirectional, num_layers=num_layers, learn_initial_state=learn)
+def test_a_packed_batch_equals_its_sequences_one_by_one(kind, lengths, bidirectional, stack, with_state, learn):
+    layer = make(kind, bidirectional=bidirectional, learn_initial_state=learn, **stack)
     cells, G = len(layer.cells), layer.output_size // layer.num_directions
     xs = [torch.randn(n, 2, dtype=F64, requires_grad=True) for n in lengths]
     state = None
@@ -167,11 +168,16 @@ def test_batch_first_and_unbatched_are_other_views_of_the_same(kind):
 
 
 @kinds
-def test_layers_stack(kind):
-    stack = make(kind, num_layers=3)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_layers_stack(kind, layer_norm):
+    stack = make(kind, num_layers=3, layer_norm=layer_norm)
     x = torch.randn(9, 2, 2, dtype=F64)
     output, end = stack(x)
     for layer in range(3):
+        if layer and layer_norm:
+            norm = stack.norms[layer - 1]
+            deviation = (x.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+            x = norm.weight * (x - x.mean(-1, keepdim=True)) / deviation + norm.bias
         single = LAYERS[kind](x.shape[-1], dtype=F64)
         single.cells[0].load_state_dict(stack.cells[layer].state_dict())
         x, single_end = single(x)

@@ -182,7 +182,7 @@ def test_the_same_seed_gives_the_same_layer_and_reset_draws_anew(kind, init):
 
 @kinds
 def test_state_dict_and_deepcopy_round_trip(kind):
-    options = {"bidirectional": True, "num_layers": 2, "learn_initial_state": True}
+    options = {"bidirectional": True, "num_layers": 2, "learn_initial_state": True, "layer_norm": True}
     layer, x = make(kind, **options), torch.randn(5, 2, 2, dtype=torch.float64)
     output, _ = layer(x)
     other = make(kind, **options)
@@ -197,9 +197,10 @@ def test_state_dict_and_deepcopy_round_trip(kind):
 
 @kinds
 def test_meta_construction_costs_nothing_and_can_be_made_real(kind):
+    options = {"bidirectional": True, "num_layers": 2, "layer_norm": True}
     with torch.device("meta"):
-        by_context = LAYERS[kind](2, bidirectional=True)
-    layer = LAYERS[kind](2, bidirectional=True, device="meta")
+        by_context = LAYERS[kind](2, **options)
+    layer = LAYERS[kind](2, **options, device="meta")
     for shell in (by_context, layer):
         assert all(p.is_meta for p in shell.parameters())
         output, state = shell(torch.randn(5, 3, 2, device="meta"))
@@ -208,14 +209,14 @@ def test_meta_construction_costs_nothing_and_can_be_made_real(kind):
     torch.manual_seed(1)
     layer.reset_parameters()
     torch.manual_seed(1)
-    real = LAYERS[kind](2, bidirectional=True)
+    real = LAYERS[kind](2, **options)
     assert all(torch.equal(p, q) for p, q in zip(layer.parameters(), real.parameters(), strict=True))
 
 
 CONFIGURED = [
     LMN(4, 6, 3, batch_first=True),
     MSLMN(4, 144, 16, num_modules=9, bidirectional=True, device="meta"),
-    MSLMN(0, 1, 4, 9, 2, False, True, 0.5, True, "xavier", True, device="meta"),
+    MSLMN(0, 1, 4, 9, 2, False, True, 0.5, True, "xavier", True, True, device="meta"),
     ClockworkRNN(4, 33, num_modules=9, init="xavier"),
 ]
 

@@ -19,8 +19,9 @@ F64 = torch.float64
 H200 = cuda.Device((9, 0), 132, 232448)
 O = 5
 LONGEST = 30, 4  # steps and labels
+EVERY = {"learn_initial_state": True, "layer_norm": True}
 LAYERS = {
-    "stacked": lambda: MSLMN(3, 5, 4, num_modules=3, num_layers=2, bidirectional=True, learn_initial_state=True),
+    "stacked": lambda: MSLMN(3, 5, 4, num_modules=3, num_layers=2, bidirectional=True, **EVERY),
     "projected": lambda: MSLMN(17, 5, 4, num_modules=5),
     "LMN": lambda: LMN(3, 6, 5),
     "ClockworkRNN": lambda: ClockworkRNN(3, 4, num_modules=3, bidirectional=True, num_layers=2),

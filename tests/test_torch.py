@@ -37,7 +37,7 @@ def test_a_layer_moves_between_dtypes_and_devices(kind, device):
 
 @kinds
 def test_packed_input_on_every_device(kind, device):
-    layer = make(kind, bidirectional=True, num_layers=2, device=device)
+    layer = make(kind, bidirectional=True, num_layers=2, layer_norm=True, device=device)
     xs = [torch.randn(n, 2, dtype=torch.float64, device=device) for n in (3, 9, 5)]
     packed, state = layer(pack_sequence(xs, enforce_sorted=False))
     for b, (x, row) in enumerate(zip(xs, unpack_sequence(packed), strict=True)):

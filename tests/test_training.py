@@ -617,7 +617,7 @@ def test_an_unknown_key_in_the_plan_is_named(tmp_path):
     content = json.loads((tmp_path / "run.json").read_text())
     content["plan"]["momentum"] = 0.9
     (tmp_path / "run.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="a plan has no momentum; it has balance, batch_size"):
+    with pytest.raises(CheckpointError, match="a plan has no momentum; it has average, balance"):
         run(tmp_path, resume=True, grow="never")
 
 
@@ -748,3 +748,13 @@ def test_a_norm_of_all_modules_is_refused_before_a_stage_is_trained():
     ):
         fit(model, data, data, CrossEntropy(), plan=Plan(epochs=1), progress=False)
     fit(model, data, data, CrossEntropy(), plan=Plan(epochs=1, grow="never"), progress=False)
+    stack = SequenceModel(MSLMN(2, 4, 3, num_modules=1, num_layers=2, layer_norm=True), 2)
+    with pytest.raises(
+        ValueError, match=r"layer_norm normalises all modules.*without it to grow it, or train the model"
+    ):
+        fit(stack, data, data, CrossEntropy(), plan=Plan(epochs=1), progress=False)
+    before = [weight.clone() for weight in stack.state_dict().values()]
+    with pytest.raises(ValueError, match="layer_norm normalises all modules"):
+        stack.grow([torch.zeros(3, 4)] * 2, [torch.zeros(3, 3)] * 2)
+    assert stack.num_modules == 1 and all(map(torch.equal, stack.state_dict().values(), before))
+    fit(stack, data, data, CrossEntropy(), plan=Plan(epochs=1, grow="never"), progress=False)

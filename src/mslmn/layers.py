@@ -20,6 +20,10 @@ from .cells import INITS, Cell, ClockworkCell, MSLMNCell, largest_singular_value
 from .clock import MAX_MODULES
 
 Device = torch.device | str | int | None
+CANNOT_GROW = (
+    "layer_norm normalises all modules together between layers, so a new one would change what is read of the others; "
+    "build the layer without it to grow it"
+)
 
 
 class State(NamedTuple):
@@ -39,9 +43,11 @@ class ClockedLayer(nn.Module):
     Attributes:
         cells: the parameters, one cell per layer and direction; layer l in direction d is
             ``cells[l * num_directions + d]``.
+        norms: where ``layer_norm``, what layer l + 1 reads goes through ``norms[l]``.
     """
 
     cells: nn.ModuleList
+    norms: nn.ModuleList | None
 
     def __init__(
         self,
@@ -56,6 +62,8 @@ class ClockedLayer(nn.Module):
         bidirectional: bool,
         init: str,
         learn_initial_state: bool,
+        layer_norm: bool,
+        device: Device,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
@@ -68,16 +76,21 @@ class ClockedLayer(nn.Module):
         self.bidirectional = checks.flag("bidirectional", bidirectional)
         self.init = checks.choice("init", init, INITS)
         self.learn_initial_state = checks.flag("learn_initial_state", learn_initial_state)
+        self.layer_norm = checks.flag("layer_norm", layer_norm)
         checks.float_type("dtype", dtype)
-        if self.dropout > 0 and self.num_layers == 1:
+        if self.num_layers == 1 and (self.dropout > 0 or self.layer_norm):
+            option, module = (
+                (f"dropout={dropout}", "nn.Dropout") if self.dropout > 0 else ("layer_norm", "nn.LayerNorm")
+            )
             warnings.warn(
-                f"dropout={dropout} acts between layers, and num_layers is 1; "
-                "add layers, or put nn.Dropout on the output",
+                f"{option} acts between layers, and num_layers is 1; add layers, or put {module} on the output",
                 stacklevel=_depth(),
             )
         self._module_size = module_size
         widths = [self.input_size] + [self.output_size] * (self.num_layers - 1)
         self.cells = nn.ModuleList([make_cell(I) for I in widths for _ in range(self.num_directions)])
+        norms = [nn.LayerNorm(I, device=device, dtype=dtype) for I in widths[1:] if self.layer_norm]
+        self.norms = nn.ModuleList(norms) if norms else None
 
     @property
     def num_directions(self) -> int:
@@ -100,8 +113,8 @@ class ClockedLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise every weight anew, as ``init`` says (after `to_empty`, for instance)."""
-        for cell in self.cells:
-            cast(Cell, cell).reset_parameters()
+        for part in (*self.cells, *(self.norms or [])):
+            cast(Cell | nn.LayerNorm, part).reset_parameters()
 
     def forward(
         self, input: Tensor | PackedSequence, state: State | None = None
@@ -167,6 +180,8 @@ class ClockedLayer(nn.Module):
         clock = start if state is None else state[1]
         last: list[Tensor] = []
         for layer in range(self.num_layers):
+            if layer > 0 and self.norms is not None:
+                x = self.norms[layer - 1](x)
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
             i = layer * self.num_directions
@@ -275,6 +290,11 @@ class MSLMN(ClockedLayer):
         bidirectional: run a second network from each sequence's end to its start.
         init: ``"leaky"``, ``"fan-in"`` or ``"xavier"``.
         learn_initial_state: the initial memory is a parameter instead of zero.
+        layer_norm: upper layers read the memory below them through a `nn.LayerNorm`, before ``dropout``:
+
+                m <- gain * (m - mean(m)) / sqrt(var(m) + eps) + shift
+
+            over all modules and directions; so a stack cannot grow then.
 
     Example:
         >>> layer = MSLMN(13, 25, 25, num_modules=7)
@@ -296,6 +316,7 @@ class MSLMN(ClockedLayer):
         bidirectional: bool = False,
         init: str = "leaky",
         learn_initial_state: bool = False,
+        layer_norm: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -318,6 +339,8 @@ class MSLMN(ClockedLayer):
             bidirectional,
             init,
             learn_initial_state,
+            layer_norm,
+            device,
             dtype,
         )
         self.hidden_size = hidden_size
@@ -355,7 +378,8 @@ class MSLMN(ClockedLayer):
             Wmh[k] = 0        Wmm[k->i] = 0 for i < k        b_m[k] = 0        and 0 where upper layers read it
 
         while ``Whm[k]`` and ``Wmm[k->k]`` stay, so that it remembers what it hears. The rest of the network then
-        computes what it would with one module, and learns first what can be learnt from nearby.
+        computes what it would with one module (but for ``layer_norm``, which sees all), and learns first what can be
+        learnt from nearby.
         """
         D, g, M = self.num_directions, self.num_modules, self.memory_size
         for i, cell in enumerate(cast(Iterable[MSLMNCell], self.cells)):
@@ -375,6 +399,8 @@ class MSLMN(ClockedLayer):
             A: (M, H); for several cells a list, one for each of ``cells``.
             B: (M, M), likewise.
         """
+        if self.norms is not None:
+            raise ValueError(CANNOT_GROW)
         As, Bs = ([X] if isinstance(X, Tensor) else list(X) for X in (A, B))
         checks.check_module(As, Bs, len(self.cells), self.memory_size, self.hidden_size, self.num_modules)
         for i, (cell, A_i, B_i) in enumerate(zip(cast(Iterable[MSLMNCell], self.cells), As, Bs, strict=True)):
@@ -406,6 +432,7 @@ class LMN(MSLMN):
         bidirectional: bool = False,
         init: str = "leaky",
         learn_initial_state: bool = False,
+        layer_norm: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -421,6 +448,7 @@ class LMN(MSLMN):
             bidirectional,
             init,
             learn_initial_state,
+            layer_norm,
             device,
             dtype,
         )
@@ -446,7 +474,7 @@ class ClockworkRNN(ClockedLayer):
         input_size: features per step (I); 0 for a network without input.
         hidden_size: units of each module (M).
         num_modules: modules (g).
-        num_layers, bias, batch_first, dropout, bidirectional, init, learn_initial_state: see `MSLMN`.
+        num_layers, bias, batch_first, dropout, bidirectional, init, learn_initial_state, layer_norm: see `MSLMN`.
     """
 
     def __init__(
@@ -461,6 +489,7 @@ class ClockworkRNN(ClockedLayer):
         bidirectional: bool = False,
         init: str = "leaky",
         learn_initial_state: bool = False,
+        layer_norm: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -482,6 +511,8 @@ class ClockworkRNN(ClockedLayer):
             bidirectional,
             init,
             learn_initial_state,
+            layer_norm,
+            device,
             dtype,
         )
         self.hidden_size = hidden_size

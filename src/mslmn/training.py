@@ -31,7 +31,7 @@ from . import checkpoint, checks, clock, growth, packing
 from .cells import widened
 from .checkpoint import CheckpointError
 from .data import buckets
-from .layers import MSLMN
+from .layers import CANNOT_GROW, MSLMN
 from .model import MemoryNorm, SequenceModel
 from .objectives import CTC, Objective
 from .step import Step
@@ -207,6 +207,8 @@ class _Run:
                 "norm='layer' normalises all modules together, so the model cannot grow; build it with norm='prefix' "
                 "or 'module', or train it under Plan(grow='never')"
             )
+        if self._grows and isinstance(model.encoder, MSLMN) and model.encoder.norms is not None:
+            raise ValueError(f"{CANNOT_GROW}, or train the model under Plan(grow='never')")
         _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1

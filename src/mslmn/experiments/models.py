@@ -25,6 +25,7 @@ class Settings:
     memory: int | None = None  # per module, of LMN and MS-LMN
     modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
     layers: int = 1  # on top of each other, each of these sizes
+    layer_norm: bool = False  # between them; of ours
     init: str = "xavier"
     silent: bool = False  # only the fastest module is heard at first, see `SequenceModel.silence`; of MS-LMN
     learn_initial_state: bool = False
@@ -116,6 +117,7 @@ def build(
         "learn_initial_state": settings.learn_initial_state,
         "bidirectional": bidirectional,
         "num_layers": settings.layers,
+        "layer_norm": settings.layer_norm and settings.layers > 1,
     }
     hidden, memory = settings.hidden, settings.memory_size
     encoder: nn.Module
