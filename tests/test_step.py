@@ -18,7 +18,7 @@ from properties import given, st
 F64 = torch.float64
 H200 = cuda.Device((9, 0), 132, 232448)
 O = 5
-LONGEST = 30, 4  # steps and labels
+LONGEST = 30  # steps
 EVERY = {"learn_initial_state": True, "layer_norm": True}
 LAYERS = {
     "stacked": lambda: MSLMN(3, 5, 4, num_modules=3, num_layers=2, bidirectional=True, **EVERY),
@@ -65,21 +65,26 @@ BATCHES = [
     ((30, 28, 25), (4, 3, 2)),
     ((27, 27, 27), (0, 4, 1)),
     ((30, 29, 22), (4, 4, 4)),  # as many rows, other lengths
-    ((9, 2, 1), (3, 1, 1)),  # one sequence is too short
+    ((9, 2, 1), (3, 4, 1)),  # one sequence is too short
     ((30, 28, 25), (1, 1, 1)),
     ((4, 1, 1), (1, 0, 0)),
+    ((12, 7), (3, 2)),  # the last of an epoch
+    ((20,), (6,)),
 ]
+OUTSIDE = ((31, 5), (4, 2))  # longer than there is room for
 
 
-def trained(layer, device, rooms, flat=False, norm="layer", replays=None):
+def trained(layer, device, rooms, flat=False, norm="layer", replays=None, dropout=0.0, noise=0.0):
     """Loss and weights after some steps, in rooms or not."""
     torch.manual_seed(0)
-    model = SequenceModel(LAYERS[layer](), O, output="all", norm=norm).double().to(device)
+    model = SequenceModel(LAYERS[layer](), O, output="all", norm=norm, dropout=dropout).double().to(device)
     update = Update(model, {}, learning_rate=1e-2, weight_decay=1e-3, clip=0.5, contract=layer != "ClockworkRNN")
-    one = Step(model, CTC(), update, longest=LONGEST)
+    one = Step(model, CTC(), update, longest=LONGEST, noise=noise)
     one.begin()
     one.graphs = rooms
-    for i, (lengths, counts) in enumerate(BATCHES * 2):
+    for i, (lengths, counts) in enumerate([*BATCHES, OUTSIDE] * 2):
+        if i == len(BATCHES) + 1:
+            torch.manual_seed(1)  # as each epoch has one
         input, target = batch(lengths, counts, model.encoder.input_size, device, i)
         one(input, target, rate=1e-2 / (1 + i), flat=flat)
     if replays is not None:
@@ -107,20 +112,21 @@ def test_a_batch_in_a_room_is_computed_as_it_is_outside(device, monkeypatch, lay
     for name, value in weights.items():
         torch.testing.assert_close(in_rooms[1][name], value, rtol=0, atol=1e-9)
     rooms = found[0].rooms
-    assert sorted(rooms) == sorted({(3, rounded(sum(lengths)), flat) for lengths, _ in BATCHES})
+    assert set(rooms) == {(len(lengths), rounded(sum(lengths)), 15, flat) for lengths, _ in BATCHES}
     assert all(room.graph is not None for room in rooms.values())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("norm", [None, "layer", "prefix"])
-def test_graphs_compute_the_same_bits(norm, monkeypatch):
-    """As one by one: a run that goes on, whose first steps are not replayed, ends as if it had gone on."""
+@pytest.mark.parametrize(("norm", "drawn"), [(None, 0.0), ("layer", 0.3), ("prefix", 0.3)])
+def test_graphs_compute_the_same_bits(norm, drawn, monkeypatch):
+    """As one by one, dropout and noise too: a run that goes on, whose first steps are not replayed, ends as if it had
+    gone on."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     device = torch.device("cuda", 0)
-    replayed = trained("stacked", device, True, norm=norm)
+    replayed = trained("stacked", device, True, norm=norm, dropout=drawn, noise=drawn)
     monkeypatch.setattr(step, "captured", lambda call, *_: Called(call))
-    called = trained("stacked", device, True, norm=norm)
+    called = trained("stacked", device, True, norm=norm, dropout=drawn, noise=drawn)
     assert torch.equal(replayed[0], called[0])
     assert all(torch.equal(replayed[1][name], called[1][name]) for name in called[1])
 
@@ -130,7 +136,7 @@ def test_a_room_has_what_a_batch_needs(B, longest, labels, data):
     lengths = sorted(data.draw(st.lists(st.integers(1, longest), min_size=B, max_size=B)), reverse=True)
     packed = packing.pack([torch.zeros(n, 1) for n in lengths])
     N = min(rounded(sum(lengths)), B * longest)
-    room = Room(B, N, longest, O, labels, False, packed.data)
+    room = Room(B, N, labels, False, longest, O, packed.data)
     sizes = room.batch_sizes.numpy()
     assert len(sizes) == room.T >= lengths[0] and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
     assert sizes.sum() == N >= sum(lengths)
@@ -149,7 +155,7 @@ def test_rooms_are_few_and_not_much_too_large(N):
     assert len(octave) <= ROOMS + 1
 
 
-def test_only_kernels_that_know_rooms_compute_in_them():
+def test_only_kernels_that_know_rooms_compute_in_them(monkeypatch):
     layer = MSLMN(3, 5, 4, num_modules=2)
     packed = packing.pack([torch.randn(4, 3), torch.randn(2, 3)])
     table = torch.from_numpy(ops.packing_table(packed.batch_sizes.numpy(), 4))
@@ -157,6 +163,12 @@ def test_only_kernels_that_know_rooms_compute_in_them():
         layer(packed)
     assert not ops.places(layer.cells[0].weights(), torch.device("cpu"))
     layer(packed)
+    monkeypatch.setattr("mslmn.ops.fused._eager", lambda *_: False)
+    with (
+        ops.placed(table),
+        pytest.raises(RuntimeError, match="a placed batch is computed in plain eager execution only"),
+    ):
+        layer(packed)
 
 
 def test_rooms_are_for_transcription_by_layers_of_this_package_that_nobody_watches(monkeypatch):
@@ -184,5 +196,9 @@ def test_rooms_are_for_transcription_by_layers_of_this_package_that_nobody_watch
     assert not placeable(nn.LSTM(3, 5))
     assert not placeable(layer(), change=lambda model: model.readout.register_forward_hook(lambda *_: None))
     assert not placeable(layer(), change=lambda model: model.encoder.cells[0].Wxh.register_hook(lambda g: g))
+    batch_norm = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, O))  # it would see rows of no step
+    assert not placeable(layer(), change=lambda model: setattr(model, "readout", batch_norm))
+    with torch.autograd.set_detect_anomaly(True):  # it looks at each gradient
+        assert not placeable(layer())
     monkeypatch.setattr(ops, "places", lambda *_: False)
     assert not placeable(layer())

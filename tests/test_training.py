@@ -621,6 +621,15 @@ def test_an_unknown_key_in_the_plan_is_named(tmp_path):
         run(tmp_path, resume=True, grow="never")
 
 
+def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
+    result = run(tmp_path, grow="never")
+    content = json.loads((tmp_path / "run.json").read_text())
+    del content["model"]["config"]["dropout"], content["model"]["encoder"]["config"]["layer_norm"]
+    del content["plan"]["average"]
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert run(tmp_path, resume=True, grow="never").best == result.best
+
+
 def test_a_run_goes_on_with_its_objective(tmp_path):
     data = [(x, x[:, :1]) for x, _ in pairs(8)]
     plan = Plan(**QUICK, grow="never")
@@ -644,7 +653,10 @@ def test_a_run_goes_on_with_its_objective(tmp_path):
         (lambda t: t.update({"velocity/a": torch.zeros(1)}), "a run has no tensor velocity/a"),
         (lambda t: t.update({"adam/readout.b_y/exp_avg": torch.zeros(7)}), "moments of readout.b_y do not fit"),
         (lambda t: t.pop("best/readout.b_y"), "of another architecture: readout.b_y is not there"),
-        (lambda t: t.update({"average/readout.b_y": torch.zeros(2)}), "the average of the weights does not fit"),
+        (
+            lambda t: t.update({"average/readout.b_y": torch.zeros(2)}),
+            "the average of the weights does not fit those that are",
+        ),
     ],
 )
 def test_tensors_that_do_not_belong_are_named(tmp_path, change, message):

@@ -83,6 +83,18 @@ def test_the_average_forgets_and_goes_on_where_it_was(device):
     assert same(again.averages, update.averages) and same(weights(net), weights(whole))
 
 
+def test_the_average_of_16_bit_weights_moves():
+    net = model(torch.device("cpu")).bfloat16()
+    update = Update(net, {}, **CHOSEN, average=0.998)
+    for value in [1.0] * 100 + [2.0] * 1000:
+        for p in net.parameters():
+            p.detach().fill_(value)
+        update._follow()
+    expected = 2 - (0.998**1000 - 0.998**1100) / (1 - 0.998**1100)
+    for average in update.averages.values():
+        torch.testing.assert_close(average, torch.full_like(average, expected), rtol=1e-4, atol=0)
+
+
 def test_moments_go_on_where_they_were(device):
     whole, net = model(device), model(device)
     steps(whole, Update(whole, {}, **CHOSEN), 6)

@@ -224,7 +224,7 @@ class PlacedCTC:
         if self.flat:
             found = _spread(labels, counts, range(self.B), sizes)
         else:
-            found, _ = ops.ctc.table(labels.numpy(), counts, sizes, self.T)
+            found, _ = ops.ctc.table(labels.cpu().numpy(), counts, sizes, self.T)
         return np.append(found, np.full(self.size - len(found), self.NOWHERE))
 
     def loss(self, logits: Tensor, table: Tensor) -> Score:

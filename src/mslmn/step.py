@@ -5,9 +5,10 @@ a graph is launched at once. It is always of the same size, which batches of seq
 many rows, one of a few sizes, and reads from tables on the device where sequences and labels lie (`ops.placed`); rows
 of no step are zeros, and nothing depends on them.
 
-This is for transcription, by layers of this package, in one process. All else is computed as it comes.
+This is for transcription, by models of this package, in one process. All else is computed as it comes.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +18,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from . import growth, ops, packing
-from .cells import Cell
-from .layers import ClockedLayer
-from .model import SequenceModel
+from .cells import Cell, ClockworkCell, MSLMNCell, PerModule
+from .layers import LMN, MSLMN, ClockedLayer, ClockworkRNN
+from .model import NORMS, Readout, SequenceModel
 from .objectives import CTC, Objective, PlacedCTC
 from .update import Graph, Update, captured
 
 ROOMS = 8  # sizes of graphs, up to twice as many rows
+LEAST_LABELS = 15  # of a sequence that there is room for; or 31, 63, ...: what a warp of CTC's kernels has, less one
+# Parts of a model in which rows do not see each other, and which wait for nothing.
+LAYERS: tuple[type[nn.Module], ...] = (LMN, MSLMN, ClockworkRNN, MSLMNCell, ClockworkCell, nn.LayerNorm)
+KNOWN = {*LAYERS, PerModule, nn.ModuleList, SequenceModel, Readout, *NORMS.values()}
 
 
 class Step:
@@ -33,7 +38,7 @@ class Step:
         model: or, where several processes work together, what wraps it.
         noise: standard deviation of what a GPU adds to the inputs.
         world: processes.
-        longest: steps and labels, at most, of a sequence; None: no graphs.
+        longest: steps of a sequence in a graph, at most; None: no graphs.
     """
 
     def __init__(
@@ -44,20 +49,20 @@ class Step:
         *,
         noise: float = 0.0,
         world: int = 1,
-        longest: tuple[int, int] | None = None,
+        longest: int | None = None,
     ) -> None:
         self.model, self.objective, self.update = model, objective, update
         self.device, self.noise, self.world = update.device, noise, world
         self.total = torch.zeros(2, dtype=torch.float64, device=self.device)  # of the loss and its items, in this epoch
         self.longest = longest
         self.graphs = False
-        self.rooms: dict[tuple[int, int, bool], Room] = {}
+        self.rooms: dict[tuple[int, int, int, bool], Room] = {}
         self.pool: Any = None  # memory that the graphs share: one runs after the other
 
     def begin(self) -> None:
         """An epoch."""
         self.total.zero_()
-        self.graphs = self.longest is not None and self._placeable(*self.longest)
+        self.graphs = self.longest is not None and self._placeable()
 
     def __call__(
         self, input: PackedSequence, target: Any, *, rate: float, weight: float = 1.0, flat: bool = False
@@ -68,10 +73,10 @@ class Step:
             weight: 0.0 where the batch is another process's.
             flat: train for `Objective.first_loss`.
         """
-        if not self.graphs or input.sorted_indices is not None:
+        room = self._room(input, target, flat) if self.graphs else None
+        if room is None:
             self._compute(input, target, rate, weight, flat)
             return
-        room = self._room(input, flat)
         room.take(input, target)
         self.update.set_rate(rate)
         if room.graph is None and room.used:  # Adam has its moments, and all that is compiled or kept is there
@@ -118,7 +123,7 @@ class Step:
             return input
         return PackedSequence(input.data + self.noise * torch.randn_like(input.data), *input[1:])
 
-    def _placeable(self, steps: int, labels: int) -> bool:
+    def _placeable(self) -> bool:
         """Whether all that a step computes is known here, and can be in a graph."""
         model = self.model
         return (
@@ -126,30 +131,43 @@ class Step:
             and self.update.past_autograd
             and isinstance(model, SequenceModel)
             and isinstance(model.encoder, ClockedLayer)
+            and all(type(part) in KNOWN for part in model.modules())
             and model.output == "all"
             and type(self.objective) is CTC
             and not self.update.watched
             and not _watched(model)
             and not ops.autocast_enabled(self.device.type)
-            and ops.ctc.has_kernels(self.device, steps, labels)
+            and not torch.is_anomaly_enabled()
+            and ops.ctc.has_kernels(self.device, self.longest or 0, 0)
             and all(ops.places(cast(Cell, cell).weights(), self.device) for cell in model.encoder.cells)
         )
 
-    def _room(self, input: PackedSequence, flat: bool) -> "Room":
-        """The one for such a batch: it depends on the batch alone, so that a run goes on as it would have gone on."""
-        T, labels = self.longest or (0, 0)
-        O = cast(SequenceModel, self.model).output_size
-        B, N = int(input.batch_sizes[0]), input.data.shape[0]
-        key = B, min(rounded(N), B * T), flat
+    def _room(self, input: PackedSequence, target: Sequence[Tensor], flat: bool) -> "Room | None":
+        """The one for such a batch, if there may be one: it depends on the batch alone, so that a run goes on as it
+        would have gone on."""
+        model, x, T, labels = cast(SequenceModel, self.model), input.data, self.longest or 0, LEAST_LABELS
+        encoder = cast(ClockedLayer, model.encoder)
+        while labels < max((t.numel() for t in target), default=0):
+            labels = 2 * labels + 1
+        if (
+            input.sorted_indices is not None
+            or len(input.batch_sizes) > T
+            or labels > ops.ctc.LONGEST
+            or x.shape[1:] != (encoder.input_size,)
+            or x.dtype != encoder._weight.dtype
+        ):
+            return None
+        B = int(input.batch_sizes[0])
+        key = B, min(rounded(x.shape[0]), B * T), labels, flat
         if key not in self.rooms:
-            self.rooms[key] = Room(*key[:2], T, O, labels, flat, input.data)
+            self.rooms[key] = Room(*key, T, model.output_size, x)
         return self.rooms[key]
 
 
 class Room:
-    """Where a batch lies that a graph computes: B sequences, N rows at most, T steps at most."""
+    """Where a batch lies that a graph computes: B sequences, N rows at most, so many labels each and steps at most."""
 
-    def __init__(self, B: int, N: int, longest: int, O: int, labels: int, flat: bool, like: Tensor) -> None:
+    def __init__(self, B: int, N: int, labels: int, flat: bool, longest: int, O: int, like: Tensor) -> None:
         T = min(longest, N - B + 1)
         self.batch_sizes = torch.from_numpy(_sizes(B, T, N))
         self.objective = PlacedCTC(B, T, N, O, labels, flat)
@@ -160,7 +178,7 @@ class Room:
         self.used = False
         self.graph: Graph | None = None
 
-    def take(self, input: PackedSequence, target: Any) -> None:
+    def take(self, input: PackedSequence, target: Sequence[Tensor]) -> None:
         """A batch, on its way while the one before is computed."""
         sizes = input.batch_sizes.numpy()
         tables = np.concatenate([ops.packing_table(sizes, self.T), self.objective.table(target, sizes)])

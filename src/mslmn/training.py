@@ -33,7 +33,7 @@ from .checkpoint import CheckpointError
 from .data import buckets
 from .layers import CANNOT_GROW, MSLMN
 from .model import MemoryNorm, SequenceModel
-from .objectives import CTC, Objective
+from .objectives import Objective
 from .step import Step
 from .update import MOMENTS, Update
 
@@ -325,9 +325,7 @@ class _Run:
             self._update(),
             noise=self.plan.noise,
             world=self.world,
-            longest=(self.train.longest, max(len(y) for _, y in self.train.pairs))
-            if type(self.objective) is CTC
-            else None,
+            longest=self.train.longest,
         )
 
     def _update(self) -> Update:
@@ -447,7 +445,7 @@ class _Run:
                 p.copy_(weight)
 
     def _end_stage(self) -> None:
-        """The best weights of the stage are restored, with the moments they had; then growth, or the end."""
+        """The best weights of the stage are restored, with the moments of that epoch; then growth, or the end."""
         state = self.state
         weights, moments = self.best
         self.model.load_state_dict(weights)
@@ -648,7 +646,10 @@ class _Run:
         trained = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
         expected = trained if self.plan.average and state.phase != "done" and state.epoch else {}
         if {name: value.shape for name, value in self.averages.items()} != expected:
-            raise CheckpointError(f"{file}: the average of the weights does not fit the model; the files were changed")
+            raise CheckpointError(
+                f"{file}: the average of the weights does not fit those that are trained; "
+                "train the same ones as before, or the files were changed"
+            )
         self._read_metrics()
 
     def _objective(self) -> dict[str, Any]:
@@ -872,8 +873,9 @@ def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _without_modules(description: dict[str, Any]) -> dict[str, Any]:
     encoder = description["encoder"]
-    config = {k: v for k, v in encoder["config"].items() if k != "num_modules"}
-    whole = {"dropout": 0.0, **description["config"]}  # runs from before it was there
+    config = {"layer_norm": False, **encoder["config"]}  # runs from before it was there, as the next one
+    config.pop("num_modules", None)
+    whole = {"dropout": 0.0, **description["config"]}
     return {**description, "config": whole, "encoder": {**encoder, "config": config}}
 
 

@@ -6,13 +6,13 @@
 A is the mean of all W so far, those of k batches ago with weight d^k (Polyak and Juditsky 1992, forgetting).
 
 These are a hundred small kernels. A GPU needs less time for them than the host takes to launch them, so there they are
-captured in a CUDA graph, once for a stage, and replayed on copies of the gradients. Those of the recurrence come past
-autograd, see `ops.gradients_aside`.
+captured in a CUDA graph, once for a stage, and replayed on copies of the gradients, or are part of the graph of a whole
+training step (`step.py`). Gradients of the recurrence come past autograd, see `ops.gradients_aside`.
 """
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -73,7 +73,9 @@ class Update:
         self.average = average
         self.averages: dict[str, Tensor] = {}
         if average:
-            self.averages = {n: (averages or {}).get(n, p).detach().clone() for n, p in self.parameters.items()}
+            start = {n: (averages or {}).get(n, p).detach() for n, p in self.parameters.items()}
+            # 16 bits would round each way away
+            self.averages = {n: a.to(torch.promote_types(a.dtype, torch.float32), copy=True) for n, a in start.items()}
         self.batches = torch.tensor(float(batches), dtype=torch.float64, device=self.device)
         self.skip = torch.zeros((), device=self.device)  # 1: no step
         self.adam.found_inf = self.skip  # type: ignore[attr-defined]
@@ -199,8 +201,11 @@ def captured(call: Callable[[], None], device: torch.device, pool: Any = None) -
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 call()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # what the capture says of it would hide the cause
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     finally:
         if collects:
             gc.enable()

@@ -535,10 +535,10 @@ def packing_table(sizes: NDArray[np.int64], T: int) -> NDArray[np.int64]:
 
 @contextmanager
 def placed(table: Tensor) -> Iterator[None]:
-    """Within the block, and in the backward passes of what it computes, the packed batch lies as ``table`` says, a
-    `packing_table` on the device, and not as its batch_sizes, which only tell how many steps, sequences and rows there
-    is room for. So a CUDA graph takes batches of any sizes. Rows of no step come out as zeros, and nothing depends on
-    them."""
+    """Within the block, and in the plain backward passes of what it computes, the packed batch lies as ``table`` says,
+    a `packing_table` on the device, and not as its batch_sizes, which only tell how many steps, sequences and rows
+    there is room for. So a CUDA graph takes batches of any sizes. Rows of no step come out as zeros, and nothing
+    depends on them."""
     before, _here.place = place(), table
     try:
         yield

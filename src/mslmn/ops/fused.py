@@ -101,6 +101,7 @@ def run(
     need_hidden = (need_hidden or grad) and not clockwork
     flat = weights.flat()
     if not (_eager(x, m, clock, *flat) and _has_storage(x, m, clock, *flat)):
+        _refuse_place(cuda.place())
         flags = clockwork, bias, reverse, need_hidden
         return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
@@ -109,6 +110,13 @@ def run(
     aside = _aside(flat)
     given = flat if aside is None else [_anchor(x.device)]
     return _apply(x, m, clock, batch_sizes, weights, reverse, aside, *given)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _refuse_place(place: Tensor | None) -> None:
+    if place is not None:
+        raise RuntimeError(
+            "a placed batch is computed in plain eager execution only, see ops.placed; do without it here"
+        )
 
 
 def _eager(*tensors: Tensor | None) -> bool:
@@ -234,6 +242,7 @@ def _back(
     """A backward pass, by the operator or without it."""
     clockwork, bias = ctx.flags[:2]
     if operator:
+        _refuse_place(ctx.place)
         return run_backward_op(x, m, clock, flat, batch_sizes, clockwork, bias, *rest)  # type: ignore[no-any-return]
     backend: Backend = ctx.backend
     with nullcontext() if ctx.place is None else cuda.placed(ctx.place):  # autograd's threads do not know of it
