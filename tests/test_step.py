@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 import emulator
 from mslmn import LMN, MSLMN, ClockworkRNN, SequenceModel, ops, packing, step
@@ -97,6 +98,32 @@ class Called:
 
     def __init__(self, call):
         self.replay = call
+
+
+def test_dropout_is_drawn_before_what_is_replayed(monkeypatch):
+    model = SequenceModel(MSLMN(3, 5, 40, num_modules=2), O, output="all", dropout=0.25)
+    update = Update(model, {}, learning_rate=1, weight_decay=0, clip=1, contract=False)
+    one = Step(model, CTC(), update, longest=LONGEST)
+    one_batch, target = batch((20, 17), (3, 2), 3, "cpu")
+    one_batch = PackedSequence(one_batch.data.float(), *one_batch[1:])
+    room = one._room(one_batch, target, False)
+    masks = []
+    for _ in range(2):
+        room.take(one_batch, target)
+        masks.append(room.kept.clone())
+    assert masks[0].shape == (room.x.shape[0], 80) and not torch.equal(*masks)
+    assert masks[0].unique().tolist() == pytest.approx([0.0, 1 / 0.75]) and 0.7 < (masks[0] > 0).double().mean() < 0.8
+    seen = []
+    monkeypatch.setattr(model.readout, "forward", lambda x: seen.append(x) or x)
+    x = PackedSequence(torch.randn(room.x.shape), room.batch_sizes)
+    with one._kept(room.kept):
+        model(x)
+    torch.testing.assert_close(seen[0], model.features(x).data * masks[1])
+    assert model.kept is None
+    model.eval()
+    with one._kept(room.kept):
+        model(x)
+    torch.testing.assert_close(seen[1], model.features(x).data)
 
 
 @pytest.mark.parametrize(("layer", "flat"), [*((layer, False) for layer in LAYERS), ("stacked", True)])
@@ -194,6 +221,8 @@ def test_rooms_are_for_transcription_by_layers_of_this_package_that_nobody_watch
     assert not placeable(layer(), NMSE())
     assert not placeable(layer(), output="last")
     assert not placeable(nn.LSTM(3, 5))
+    assert placeable(MSLMN(3, 5, 4, num_modules=2, num_layers=2, layer_norm=True))
+    assert not placeable(MSLMN(3, 5, 4, num_modules=2, num_layers=2, dropout=0.1))
     assert not placeable(layer(), change=lambda model: model.readout.register_forward_hook(lambda *_: None))
     assert not placeable(layer(), change=lambda model: model.encoder.cells[0].Wxh.register_hook(lambda g: g))
     batch_norm = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, O))  # it would see rows of no step

@@ -18,10 +18,19 @@ from mslmn import training
 from mslmn.data import handwriting as pen
 from mslmn.experiments import handwriting
 
+
+def stack(layers, hidden, memory, modules, layer_norm=True):
+    sizes = {"hidden": hidden, "memory": memory, "modules": modules}
+    return "MS-LMN", {"layers": layers, "layer_norm": layer_norm and layers > 1, **sizes}
+
+
 MODELS = {
-    "three layers of H84 M24 g2": ("MS-LMN", {}),
-    "H144 M16 g9": ("MS-LMN", {"hidden": 144, "memory": 16, "modules": 9, "layers": 1}),
-    "H96 M48 g3": ("MS-LMN", {"hidden": 96, "memory": 48, "modules": 3, "layers": 1}),
+    "five layers of H64 M17 g2": stack(5, 64, 17, 2),
+    "four layers of H72 M20 g2": stack(4, 72, 20, 2),
+    "three layers of H84 M24 g2": stack(3, 84, 24, 2),
+    "the same without norms": stack(3, 84, 24, 2, layer_norm=False),
+    "H144 M16 g9": stack(1, 144, 16, 9),
+    "H96 M48 g3": stack(1, 96, 48, 3),
     "LSTM(102)": ("LSTM", {}),
 }
 

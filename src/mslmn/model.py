@@ -159,6 +159,7 @@ class SequenceModel(nn.Module):
         if norm is not None and norm not in NORMS:
             raise ValueError(f"norm must be None, 'module', 'prefix' or 'layer', got {norm!r}; choose one of them")
         self.dropout = checks.probability("dropout", dropout)
+        self.kept: Tensor | None = None  # what is kept, and by how much larger, if dropout was drawn before
         self.bias = checks.flag("bias", bias)
         D, g, M = _layout(encoder)
         like = next(encoder.parameters()).detach()
@@ -194,7 +195,7 @@ class SequenceModel(nn.Module):
     def forward(self, input: Tensor | PackedSequence) -> Any:
         features = self.features(input)
         if self.dropout and self.training:
-            features = _map(lambda x: F.dropout(x, self.dropout), features)
+            features = _map(lambda x: F.dropout(x, self.dropout) if self.kept is None else x * self.kept, features)
         return _map(self.readout, features)
 
     def stream(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -3,12 +3,14 @@
 A step of a small network is some hundred small kernels. A GPU is done with them before the host has launched them, but
 a graph is launched at once. It is always of the same size, which batches of sequences are not. So it has room for so
 many rows, one of a few sizes, and reads from tables on the device where sequences and labels lie (`ops.placed`); rows
-of no step are zeros, and nothing depends on them.
+of no step are zeros, and nothing depends on them. What is random is drawn before it, so that a batch which is replayed
+and one which is not, the first of a size in a run that goes on, draw the same.
 
 This is for transcription, by models of this package, in one process. All else is computed as it comes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -77,7 +79,7 @@ class Step:
         if room is None:
             self._compute(input, target, rate, weight, flat)
             return
-        room.take(input, target)
+        room.take(self._noisy(input), target)
         self.update.set_rate(rate)
         if room.graph is None and room.used:  # Adam has its moments, and all that is compiled or kept is there
             if self.pool is None:
@@ -103,8 +105,8 @@ class Step:
 
     def _compute_in(self, room: "Room") -> None:
         """The same for what lies in a room; nothing waits, nothing depends on the batch but by its tables."""
-        with ops.placed(room.packing), self.update.aside() as aside:
-            output = self.model(self._noisy(PackedSequence(room.x, room.batch_sizes)))
+        with ops.placed(room.packing), self._kept(room.kept), self.update.aside() as aside:
+            output = self.model(PackedSequence(room.x, room.batch_sizes))
             score = room.objective.loss(output.data, room.target)
             sums = torch.stack([score.total.detach(), score.items]).double()
             self.total += sums
@@ -112,6 +114,16 @@ class Step:
             aside.clear()
             score.total.backward(1 / sums[1].to(score.total))
         self.update.within(self._fine(sums), aside)
+
+    @contextmanager
+    def _kept(self, kept: Tensor | None) -> Iterator[None]:
+        """Within the block, of what the readout reads."""
+        model = cast(SequenceModel, self.model)
+        model.kept = kept
+        try:
+            yield
+        finally:
+            model.kept = None
 
     def _fine(self, sums: Tensor) -> Tensor:
         """Whether a step of the weights is taken."""
@@ -132,6 +144,7 @@ class Step:
             and isinstance(model, SequenceModel)
             and isinstance(model.encoder, ClockedLayer)
             and all(type(part) in KNOWN for part in model.modules())
+            and not (model.encoder.dropout and model.encoder.num_layers > 1)  # it draws in the midst
             and model.output == "all"
             and type(self.objective) is CTC
             and not self.update.watched
@@ -160,18 +173,31 @@ class Step:
         B = int(input.batch_sizes[0])
         key = B, min(rounded(x.shape[0]), B * T), labels, flat
         if key not in self.rooms:
-            self.rooms[key] = Room(*key, T, model.output_size, x)
+            self.rooms[key] = Room(*key, T, model.output_size, x, model.dropout, encoder.output_size)
         return self.rooms[key]
 
 
 class Room:
     """Where a batch lies that a graph computes: B sequences, N rows at most, so many labels each and steps at most."""
 
-    def __init__(self, B: int, N: int, labels: int, flat: bool, longest: int, O: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        B: int,
+        N: int,
+        labels: int,
+        flat: bool,
+        longest: int,
+        O: int,
+        like: Tensor,
+        dropout: float = 0.0,
+        features: int = 0,  # of which some are dropped
+    ) -> None:
         T = min(longest, N - B + 1)
         self.batch_sizes = torch.from_numpy(_sizes(B, T, N))
         self.objective = PlacedCTC(B, T, N, O, labels, flat)
         self.x = like.new_zeros(N, like.shape[1])
+        self.dropout = dropout
+        self.kept = like.new_empty(N, features) if dropout else None
         self.tables = torch.zeros(T + 2 * B + 2 + self.objective.size, dtype=torch.int64, device=like.device)
         self.packing, self.target = self.tables.split([T + 2 * B + 2, self.objective.size])
         self.T = T
@@ -184,6 +210,9 @@ class Room:
         tables = np.concatenate([ops.packing_table(sizes, self.T), self.objective.table(target, sizes)])
         self.tables.copy_(packing.to_device(torch.from_numpy(tables), self.tables.device))
         self.x[: input.data.shape[0]].copy_(input.data)
+        if self.kept is not None:
+            p = 1 - self.dropout
+            self.kept.bernoulli_(p).mul_(1 / p if p else 0.0)
 
 
 def rounded(N: int) -> int:
