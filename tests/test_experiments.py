@@ -569,7 +569,10 @@ def test_results_are_written_whole_and_last(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_layers_stand_on_each_other_in_every_model(name):
-    settings = models.Settings(hidden=5, memory=3, modules=2, layers=2)
+    settings = models.Settings(hidden=5, memory=3, modules=2, layers=2, layer_norm=True)
     encoder = models.build(name, settings, 4, 6, bidirectional=True, output="all").encoder
     assert encoder.num_layers == 2
+    assert name == "LSTM" or len(encoder.norms) == 1
     assert settings.sizes(name)["layers"] == 2
+    alone = models.build(name, replace(settings, layers=1), 4, 6, bidirectional=True, output="all").encoder
+    assert alone.num_layers == 1

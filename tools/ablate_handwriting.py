@@ -91,6 +91,22 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         replace(BASE, flat_start=2, layers=3, hidden=30, memory=12, modules=2),
     ),
     "flat start of 2 epochs, LSTM": ("LSTM", replace(BASE, flat_start=2, hidden=44)),
+    "flat start: three layers, norms between": (
+        "MS-LMN",
+        replace(BASE, flat_start=1, layers=3, hidden=30, memory=12, modules=2, layer_norm=True),
+    ),
+    "flat start: four layers, 2 modules of 10": (
+        "MS-LMN",
+        replace(BASE, flat_start=1, layers=4, hidden=26, memory=10, modules=2),
+    ),
+    "flat start: four layers, norms between": (
+        "MS-LMN",
+        replace(BASE, flat_start=1, layers=4, hidden=26, memory=10, modules=2, layer_norm=True),
+    ),
+    "norms between, three layers": (
+        "MS-LMN",
+        replace(BASE, layers=3, hidden=30, memory=12, modules=2, layer_norm=True),
+    ),
 }
 
 

@@ -41,7 +41,8 @@ OURS: dict[str, dict[str, Any]] = {
     "LMN": {"hidden": 118, "memory": 118, "init": "fan-in", "norm": "layer"},
     "CW-RNN": {"hidden": 76, "modules": 3, "init": "fan-in", "norm": "layer"},
     "MS-LMN": {
-        "hidden": 84, "memory": 24, "modules": 2, "layers": 3, "init": "fan-in", "norm": "layer", "flat_start": 1,
+        "hidden": 84, "memory": 24, "modules": 2, "layers": 3, "layer_norm": True, "init": "fan-in", "norm": "layer",
+        "flat_start": 1, "learning_rate": 3e-3,
     },
     INCREMENTAL: {
         "hidden": 96, "memory": 48, "modules": 3, "init": "fan-in", "norm": "prefix", "first_module": "given",
@@ -50,13 +51,13 @@ OURS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ABSOLUTE: dict[str, dict[str, Any]] = {  # for coordinates, see docs/results.md
     "LSTM": {"flat_start": 0},
-    "MS-LMN": {"flat_start": 2, "layers": 1, "hidden": 96, "memory": 48, "modules": 3},
+    "MS-LMN": {"flat_start": 2, "layers": 1, "hidden": 96, "memory": 48, "modules": 3, "learning_rate": 2e-3},
 }
 QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on two cores
     "LSTM": {"hidden": 44, "learning_rate": 2e-3},
     "LMN": {"hidden": 44, "memory": 44},
     "CW-RNN": {"hidden": 36, "modules": 2},
-    "MS-LMN": {"hidden": 48, "memory": 30, "modules": 2, "layers": 1},
+    "MS-LMN": {"hidden": 48, "memory": 30, "modules": 2, "layers": 1, "learning_rate": 2e-3},
     INCREMENTAL: {"hidden": 48, "memory": 30, "modules": 2, "epochs": 9},
 }
 
