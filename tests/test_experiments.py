@@ -428,7 +428,7 @@ def trained(folder=None, data=None, seen=None, stop=None, resume=False, **plan):
     """A run; ``seen`` gets (stage, epoch, learning rate, classes of the batch) of each step; stopped after epochs."""
     original = training._Run._train_epoch
 
-    def watched(self, model, update, batches):
+    def watched(self, one, batches):
         targets = []
 
         def watch():
@@ -436,15 +436,15 @@ def trained(folder=None, data=None, seen=None, stop=None, resume=False, **plan):
                 targets.append(target.tolist())
                 yield input, target, weight
 
-        def step(*_):
+        def note(*_):
             if seen is not None:
                 seen.append((self.state.stage, self.state.epoch, adam.param_groups[0]["lr"], targets[-1]))
 
         if self.state.epochs == stop:
             raise KeyboardInterrupt
-        adam = update.adam
-        hook = adam.register_step_pre_hook(step)
-        original(self, model, update, watch())
+        adam = one.update.adam
+        hook = adam.register_step_pre_hook(note)
+        original(self, one, watch())
         hook.remove()
 
     torch.manual_seed(0)

@@ -223,10 +223,10 @@ def rounded(N: int) -> int:
 
 def _sizes(B: int, T: int, N: int) -> NDArray[np.int64]:
     """Of a packed batch that fills a room."""
-    full, more = divmod(N - T, B - 1) if B > 1 else (T, 0)  # steps of B rows; rows of the next one, but for the first
+    full = (N - T) // (B - 1) if B > 1 else T  # steps of B rows; the next one has the rest
     found = np.ones(T, np.int64)
     found[:full] = B
-    found[full : full + 1] += more
+    found[full : full + 1] += N - T - full * (B - 1)
     return found
 
 
