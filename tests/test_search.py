@@ -260,6 +260,19 @@ def test_ctrl_c_stops_every_process_and_the_next_search_goes_on(data, tmp_path):
     assert states[State.FAIL] >= 1 and not states[State.RUNNING]
 
 
+def test_ctrl_c_waits_until_a_trial_can_fail_by_it():
+    with search._Patience() as patience:
+        signal.raise_signal(signal.SIGINT)  # while a trial is asked for
+        with pytest.raises(KeyboardInterrupt), patience.over():
+            raise AssertionError("the trial began")
+        with pytest.raises(KeyboardInterrupt):
+            patience.check()
+    with search._Patience() as patience:
+        with pytest.raises(KeyboardInterrupt), patience.over():
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 # What can go wrong
 
 

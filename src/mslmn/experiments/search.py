@@ -10,9 +10,10 @@ import json
 import multiprocessing
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,11 +198,52 @@ def _work(
         study = optuna.load_study(study_name=name, storage=_storage(storage), pruner=pruner)
         model = study.user_attrs["model"]
 
-        def objective(trial: Any, model: str = model) -> float:
-            return _trial(optuna, trial, model, words, which, split, seed, epochs, device)
+        with _Patience() as patience:
 
-        while study.get_trials(deepcopy=False, states=waiting):
-            study.optimize(objective, n_trials=1)
+            def objective(trial: Any, model: str = model, patience: _Patience = patience) -> float:
+                with patience.over():
+                    return _trial(optuna, trial, model, words, which, split, seed, epochs, device)
+
+            while study.get_trials(deepcopy=False, states=waiting):
+                study.optimize(objective, n_trials=1)
+                patience.check()
+
+
+class _Patience:
+    """Ctrl-C waits until the trial that is being asked for has begun, or the one that is over is told: in between it
+    would stay a running one in the storage."""
+
+    def __enter__(self) -> "_Patience":
+        self.over_now = self.heard = False
+        main = threading.current_thread() is threading.main_thread()
+        kinds = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.kinds = [kind for kind in kinds if signal.getsignal(kind) is signal.default_int_handler]
+        for kind in self.kinds:
+            signal.signal(kind, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kind in self.kinds:
+            signal.signal(kind, signal.default_int_handler)
+
+    def _hear(self, *_: object) -> None:
+        self.heard = True
+        if self.over_now:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        if self.heard:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """Within the block Ctrl-C is heard at once."""
+        self.over_now = True
+        try:
+            self.check()
+            yield
+        finally:
+            self.over_now = False
 
 
 def _trial(
