@@ -267,9 +267,8 @@ def test_ctrl_c_waits_until_a_trial_can_fail_by_it():
             raise AssertionError("the trial began")
         with pytest.raises(KeyboardInterrupt):
             patience.check()
-    with search._Patience() as patience:
-        with pytest.raises(KeyboardInterrupt), patience.over():
-            signal.raise_signal(signal.SIGINT)
+    with search._Patience() as patience, pytest.raises(KeyboardInterrupt), patience.over():
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
