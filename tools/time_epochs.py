@@ -21,7 +21,7 @@ from mslmn.experiments import handwriting
 
 def stack(layers, hidden, memory, modules, layer_norm=True):
     sizes = {"hidden": hidden, "memory": memory, "modules": modules}
-    return "MS-LMN", {"layers": layers, "layer_norm": layer_norm and layers > 1, **sizes}
+    return "MS-LMN", {"layers": layers, "layer_norm": layer_norm, **sizes}
 
 
 MODELS = {

@@ -170,6 +170,12 @@ def positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a number above 0, got {value!r}; the default is a good start")
 
 
+def amount(name: str, value: float, below: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
+        bound = "" if math.isinf(below) else f" and below {below:g}"
+        raise ValueError(f"{name} must be a number of at least 0{bound}, got {value!r}; 0 switches it off")
+
+
 def check_module(As: list[Tensor], Bs: list[Tensor], cells: int, M: int, H: int, modules: int) -> None:
     """Weights of a new module, one pair for each cell."""
     if modules >= MAX_MODULES:

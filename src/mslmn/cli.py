@@ -1,6 +1,7 @@
 """The command line: parses and calls, nothing else."""
 
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -563,7 +564,9 @@ def _check_folder(out: Path, resume: bool) -> None:
     there = out.is_dir() and any(out.iterdir())
     if there and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with the runs there, or choose another --out")
-    _make_folder(out)
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):  # it is made when there is something to write
+        raise ValueError(f"cannot make {out} in {nearest}; choose a folder you can write to")
 
 
 def _make_folder(folder: Path) -> None:

@@ -90,10 +90,8 @@ class Plan:
         for name in ("warmup", "flat_start"):
             object.__setattr__(self, name, checks.size(name, getattr(self, name), 0))
         for name in ("weight_decay", "noise", "distort", "min_gain"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}; 0 switches it off")
-        if not 0 <= self.average < 1:
-            raise ValueError(f"average must be at least 0 and below 1, got {self.average}; 0 switches it off")
+            checks.amount(name, getattr(self, name))
+        checks.amount("average", self.average, below=1)
         for name in ("balance", "buckets", "contract"):
             object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
         if self.flat_start >= self.epochs:
