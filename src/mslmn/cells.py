@@ -5,6 +5,7 @@ as they are. What would be a lower block of Wmm does not exist.
 """
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import cast
 
@@ -33,6 +34,7 @@ class Cell(nn.Module):
     """What both cells have: g modules of M units, and the memory they start from."""
 
     m_0: PerModule | None
+    _kept: tuple[list[Tensor | None], ops.KeptWeights] | None = None  # parameters and what was made of them
 
     def __init__(self, M: int, g: int, init: str, learn_initial_state: bool, factory: dict[str, object]) -> None:
         super().__init__()
@@ -49,6 +51,23 @@ class Cell(nn.Module):
     def weights(self) -> ops.Weights:
         """As the operators take them."""
         raise TypeError("only a cell with weights has some")
+
+    def kept_weights(self) -> ops.Weights:
+        """The same; as long as the parameters are the same objects, the very same, which know what follows from it."""
+        now = list(self._parameters.values())
+        for part in self._modules.values():
+            now += part._parameters.values()  # type: ignore[union-attr]
+        if self._kept is not None and len(now) == len(self._kept[0]) and all(map(operator.is_, now, self._kept[0])):
+            return self._kept[1]
+        weights = ops.KeptWeights(*self.weights())
+        if not all(type(w) is nn.Parameter for w in weights.flat()):  # parametrised: computed at each call
+            return ops.Weights(*weights)
+        self.__dict__["_kept"] = now, weights
+        return weights
+
+    def __getstate__(self) -> dict[str, object]:
+        """For copies, which have parameters of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def initial_memory(self, batch: int) -> Tensor:  # (B, G)
         """The learnt initial memory for every row, or zeros, to be read only."""

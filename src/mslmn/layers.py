@@ -207,7 +207,7 @@ class ClockedLayer(nn.Module):
         need_hidden: bool,
     ) -> tuple[ops.Run, ...]:
         if x.is_cuda and not _watched(cells):
-            weights = [cast(Cell, cell).weights() for cell in cells]
+            weights = [cast(Cell, cell).kept_weights() for cell in cells]
             if not self.bidirectional:
                 return (ops.run(x, ms[0], clocks[0], weights[0], batch_sizes, False, need_hidden),)
             first, second = zip(ms, clocks, weights, strict=True)

@@ -14,11 +14,12 @@ from torch import Tensor
 from . import backends, ctc, cuda, fused, reference
 from .cuda import packing_table, placed
 from .fused import Gradients, gradients_aside
-from .weights import Weights
+from .weights import KeptWeights, Weights
 from .zeros import zeros
 
 __all__ = [
     "Gradients",
+    "KeptWeights",
     "Run",
     "Weights",
     "autocast_enabled",

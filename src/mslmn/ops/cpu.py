@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .fitting import check_batch, check_results, fitting, kernel_weights, plain
+from .fitting import check_batch, check_results, fitting, plain
 from .weights import Sizes, Weights, numels
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
@@ -62,11 +62,11 @@ def forward(
     x, m, clock = plain(x), plain(m), clock.contiguous()
     check_batch(batch_sizes, x, m)
     sizes, offsets = weights.sizes, _offsets(batch_sizes)
-    _alive, addresses = fitting(x, m, clock, weights, sizes)
+    _alive, pointers = fitting(x, m, clock, weights)
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
     last = m.new_empty(m.shape)
-    W = array("Q", kernel_weights(addresses, sizes))
+    W = array("Q", pointers)
     problem = _problem(x, m, clock, sizes, offsets, reverse)
     _call("forward", x.dtype, problem, (x, m, W, memory, hidden if need_hidden else None, last))
     return memory, hidden, last
@@ -92,13 +92,13 @@ def backward(
     gmemory, ghidden, glast = (g if g is None else plain(g) for g in (gmemory, ghidden, glast))
     check_batch(batch_sizes, x, m)
     sizes, offsets = weights.sizes, _offsets(batch_sizes)
-    _alive, addresses = fitting(x, m, clock, weights, sizes)
+    _alive, pointers = fitting(x, m, clock, weights)
     H = sizes.H
     check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
     gm = torch.empty_like(m)
     gflat = x.new_empty(sum(numels(sizes)) if need_weights else 0)
-    W = array("Q", kernel_weights(addresses, sizes))
+    W = array("Q", pointers)
     given = (x, m, memory, hidden, W, gmemory, ghidden if H else None, glast)
     wanted = (gx if need_x else None, gm, gflat if need_weights else None)
     _call("backward", x.dtype, _problem(x, m, clock, sizes, offsets, reverse), (*given, *wanted))

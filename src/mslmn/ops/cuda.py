@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import packing
 from . import nvrtc
-from .fitting import check_batch, check_results, fitting, kernel_weights, plain
+from .fitting import check_batch, check_results, fitting, plain
 from .nvrtc import cache_folder
 from .weights import Sizes, Weights, numels
 
@@ -117,7 +117,7 @@ def forward(
     x, m, clock = _plain(x), _plain(m), clock.contiguous()
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
-    _alive, addresses = fitting(x, m, clock, weights, sizes)
+    _alive, pointers = fitting(x, m, clock, weights)
     steps, B = x.shape[:-1], m.shape[0]
     memory = (x.new_empty if place() is None else x.new_zeros)((*steps, m.shape[1]))
     hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
@@ -125,7 +125,6 @@ def forward(
     if steps.numel() == 0:
         return memory, hidden, last.copy_(m)
     kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
-    pointers = kernel_weights(addresses, sizes)
     packed = m.new_empty(kernels.packed)
     kernels.pack(pointers, packed.data_ptr(), stream)
     given = _projected(x, weights) if kernels.projected else x
@@ -162,7 +161,7 @@ def backward(
     check_batch(batch_sizes, x, m)
     sizes = weights.sizes
     I, H, M, g, _ = sizes
-    _alive, addresses = fitting(x, m, clock, weights, sizes)
+    _alive, pointers = fitting(x, m, clock, weights)
     check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     B, N = m.shape[0], x.shape[:-1].numel()
     gx = torch.empty_like(x) if need_x else x.new_empty(0)
@@ -185,7 +184,7 @@ def backward(
             space[layout.left : layout.left + N * (H + M) * x.element_size()].zero_()
         if layout.ga is not None:
             space[layout.ga : layout.ga + N * g * M * x.element_size()].zero_()
-    kernels.pack(kernel_weights(addresses, sizes), packed, stream)
+    kernels.pack(pointers, packed, stream)
     batch = _batch(x, B, clock, batch_sizes, reverse)
     before = map(_address, (memory, hidden if H else None, gmemory, ghidden if H else None, glast, gm))
     arguments = [*batch, packed, *before, gbias, left, left_of, ga, records, record_of]

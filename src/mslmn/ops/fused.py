@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import backends, clocked, cpu, cuda, streams
 from .backends import choose_for
-from .weights import Sizes, Weights, unflatten
+from .weights import Sizes, Weights, are_plain, have_memory, unflatten
 
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -99,14 +99,14 @@ def run(
     """Memories, hidden states (empty if not needed) and last memories."""
     clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
     need_hidden = (need_hidden or grad) and not clockwork
-    flat = weights.flat()
-    if not (_eager(x, m, clock, *flat) and _has_storage(x, m, clock, *flat)):
+    if not _eager(weights, x, m, clock):
         _refuse_place(cuda.place())
         flags = clockwork, bias, reverse, need_hidden
-        return run_op(x, m, clock, flat, batch_sizes, *flags)  # type: ignore[no-any-return]
+        return run_op(x, m, clock, weights.flat(), batch_sizes, *flags)  # type: ignore[no-any-return]
     if not grad:
         backend = backend_for(x, m, weights)
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
+    flat = weights.flat()
     aside = _aside(flat)
     given = flat if aside is None else [_anchor(x.device)]
     return _apply(x, m, clock, batch_sizes, weights, reverse, aside, *given)  # type: ignore[no-any-return,no-untyped-call]
@@ -119,21 +119,15 @@ def _refuse_place(place: Tensor | None) -> None:
         )
 
 
-def _eager(*tensors: Tensor | None) -> bool:
+def _eager(weights: Weights, *tensors: Tensor | None) -> bool:
     """Whether these are plain tensors with memory, and execution is plain too."""
     return (
         backends.eager()  # first: the rest is not for tracers to see
-        and _PLAIN.issuperset(map(type, tensors))
+        and are_plain(*tensors)
+        and have_memory(*tensors)
+        and weights.plain
         and tensors[0].device.type != "meta"  # type: ignore[union-attr]
     )
-
-
-def _has_storage(*tensors: Tensor) -> bool:
-    """Not so of what torch.func leaves behind."""
-    return all(map(torch._C._has_storage, tensors))
-
-
-_PLAIN = {Tensor, nn.Parameter, type(None)}
 
 
 def run_both(
@@ -145,13 +139,14 @@ def run_both(
 ) -> tuple[Results, Results]:
     """Both directions of a layer: on a CUDA device at once."""
     (m, clock, weights), (m_2, clock_2, weights_2) = first, second
-    tensors = (x, m, clock, m_2, clock_2, *weights.flat(), *weights_2.flat())
-    if x.device.type != "cuda" or not (_eager(*tensors) and _has_storage(*tensors)):
+    tensors = x, m, clock, m_2, clock_2
+    if x.device.type != "cuda" or not (_eager(weights, *tensors) and weights_2.plain):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     if torch.is_grad_enabled():
-        aside = _aside(tensors[5:])
-        given = tensors[5:] if aside is None else (_anchor(x.device),)
-        found = _apply_both(*tensors[:5], batch_sizes, weights, weights_2, aside, *given)  # type: ignore[no-untyped-call]
+        flat = [*weights.flat(), *weights_2.flat()]
+        aside = _aside(flat)
+        given = flat if aside is None else [_anchor(x.device)]
+        found = _apply_both(*tensors, batch_sizes, weights, weights_2, aside, *given)  # type: ignore[no-untyped-call]
         return found[:3], found[3:]
     backend, need_hidden = backend_for(x, m, weights), need_hidden and weights.Wxh is not None
     return streams.both(
@@ -207,26 +202,40 @@ def _anchor(device: torch.device) -> Tensor:
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
-        weights, reverse, aside = args[:3]
-        flat = weights.flat()
-        ctx.aside = None if aside is None else [(aside, flat)]  # what is saved may come back as something else
+        weights, reverse, ctx.aside = args[:3]
         ctx.backend = backend = backend_for(x, m, weights)
-        ctx.place = cuda.place()
+        ctx.place, ctx.reverse = cuda.place(), reverse
+        ctx.weights = [_Noted(weights)] if any(ctx.needs_input_grad) else []
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *flat)
-        ctx.flags, ctx.sizes = (weights.Wxh is None, weights.has_bias, reverse), weights.sizes
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden)
         ctx.set_materialize_grads(False)
         return memory, hidden, last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, m, clock, batch_sizes, memory, hidden, *flat = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
-        reverse, operator = ctx.flags[2], _through_operator(x, grads)
-        given = (x, m, clock, flat, batch_sizes, reverse, memory, hidden, *grads, *wanted)
+        x, m, clock, batch_sizes, memory, hidden = ctx.saved_tensors
+        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
+        operator, weights = _through_operator(x, grads), ctx.weights[0].unchanged()
+        given = (x, m, clock, weights, batch_sizes, ctx.reverse, memory, hidden, *grads, *wanted)
         gx, gm, gflat = _back(ctx, operator, *given)
-        parts = _handed_over(ctx, flat, gflat, wanted[1], operator)
-        return gx if wanted[0] else None, gm, None, None, None, None, None, *parts
+        parts = _handed_over(ctx, weights, gflat, need_weights, operator)
+        return gx if need_x else None, gm, None, None, None, None, None, *parts
+
+
+class _Noted:
+    """Weights as a forward pass has seen them. They are not saved one by one, as autograd would have it: to do so for
+    dozens of small ones, and to look at each again, takes longer than to compute their gradients."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.version = weights, weights.version()
+
+    def unchanged(self) -> Weights:
+        if self.weights.version() != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "weight of the layer, between its forward and its backward pass; change weights after backward()"
+            )
+        return self.weights
 
 
 def _back(
@@ -235,38 +244,37 @@ def _back(
     x: Tensor,
     m: Tensor,
     clock: Tensor,
-    flat: list[Tensor],
+    weights: Weights,
     batch_sizes: Tensor | None,
     *rest: Any,
 ) -> Results:
     """A backward pass, by the operator or without it."""
-    clockwork, bias = ctx.flags[:2]
     if operator:
         _refuse_place(ctx.place)
-        return run_backward_op(x, m, clock, flat, batch_sizes, clockwork, bias, *rest)  # type: ignore[no-any-return]
+        flags = weights.Wxh is None, weights.has_bias
+        return run_backward_op(x, m, clock, weights.flat(), batch_sizes, *flags, *rest)  # type: ignore[no-any-return]
     backend: Backend = ctx.backend
     with nullcontext() if ctx.place is None else cuda.placed(ctx.place):  # autograd's threads do not know of it
-        return backend.backward(x, m, clock, Weights.from_flat(flat, clockwork, bias), batch_sizes, *rest)
+        return backend.backward(x, m, clock, weights, batch_sizes, *rest)
 
 
 def _handed_over(
-    ctx: Any, flat: list[Tensor], gflat: Tensor, need_weights: bool, operator: bool, direction: int = 0
+    ctx: Any, weights: Weights, gflat: Tensor, need_weights: bool, operator: bool
 ) -> Sequence[Tensor | None]:
     """What autograd gets for the weights, or for their anchor."""
     if ctx.aside is not None:
-        aside, parameters = ctx.aside[direction]
-        aside.append(Gradients(parameters, ctx.sizes, gflat))
+        ctx.aside.append(Gradients(weights.flat(), weights.sizes, gflat))
         return [None]
     if not need_weights:
-        return [None] * len(flat)
-    return _separate(gflat, flat) if operator else unflatten(gflat, ctx.sizes)
+        return [None] * len(weights.flat())
+    return _separate(gflat, weights.flat()) if operator else unflatten(gflat, weights.sizes)
 
 
 def _through_operator(x: Tensor, grads: Sequence[Tensor | None]) -> bool:
     """Whether a backward pass goes through the operator, which tells those who want a second derivative, and knows how
     to take many gradients at once."""
-    eager = _eager(x, *grads)
-    if eager and not all(g is None or torch._C._has_storage(g) for g in grads):
+    eager = backends.eager() and are_plain(x, *grads)
+    if eager and not have_memory(*grads):
         raise RuntimeError(
             "the fused recurrence cannot take batched gradients (is_grads_batched, jacobian(vectorize=True)); "
             "use torch.func.jacrev or torch.vmap, or with mslmn.set_backend('reference'): ..."
@@ -280,38 +288,34 @@ class _Both(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, aside = args[:9]
-        ctx.aside = None if aside is None else [(aside, w.flat()), (aside, w_2.flat())]
+        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, ctx.aside = args[:9]
         ctx.backend = backend = backend_for(x, m, w)
-        ctx.place = cuda.place()
+        ctx.place, ctx.weights = cuda.place(), [_Noted(w), _Noted(w_2)] if any(ctx.needs_input_grad) else []
         need_hidden = w.Wxh is not None
         one, two = streams.both(
             x.device,
             lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
             lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, need_hidden),
         )
-        flat = (*w.flat(), *w_2.flat())
-        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *flat)
-        ctx.flags, ctx.sizes = (w.Wxh is None, w.has_bias), w.sizes
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2])
         ctx.set_materialize_grads(False)
         return *one, *two
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *weights = ctx.saved_tensors
+        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2 = ctx.saved_tensors
         need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[9:])
-        half = len(weights) // 2
-        flat, flat_2 = weights[:half], weights[half:]
+        w, w_2 = (noted.unchanged() for noted in ctx.weights)
         operator = _through_operator(x, grads)
-        first = (x, m, clock, flat, batch_sizes, False, memory, hidden, *grads[:3], *wanted)
-        second = (x, m_2, clock_2, flat_2, batch_sizes, True, memory_2, hidden_2, *grads[3:], *wanted)
+        first = (x, m, clock, w, batch_sizes, False, memory, hidden, *grads[:3], *wanted)
+        second = (x, m_2, clock_2, w_2, batch_sizes, True, memory_2, hidden_2, *grads[3:], *wanted)
         if operator:
             found = _back(ctx, True, *first), _back(ctx, True, *second)
         else:
             found = streams.both(x.device, lambda: _back(ctx, False, *first), lambda: _back(ctx, False, *second))
         (gx, gm, gflat), (gx_2, gm_2, gflat_2) = found
-        parts = list(_handed_over(ctx, flat, gflat, need_weights, operator))
-        parts_2 = _handed_over(ctx, flat_2, gflat_2, need_weights, operator, 1)
+        parts = list(_handed_over(ctx, w, gflat, need_weights, operator))
+        parts_2 = _handed_over(ctx, w_2, gflat_2, need_weights, operator)
         parts += [] if ctx.aside is not None else parts_2  # one anchor for both
         return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, None, *parts
 

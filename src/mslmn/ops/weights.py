@@ -5,12 +5,14 @@ and ``Whh[k]`` stand in the places of ``Whm[k]``, ``b_m[k]`` and ``Wmm[k]``.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Sizes(NamedTuple):
@@ -54,6 +56,16 @@ class Weights(NamedTuple):
         first = [w for w in (self.Wxh, self.b_h) if w is not None]
         return [*first, *self.Wmh, *self.Whm, *self.Wmm, *self.b_m]
 
+    @property
+    def plain(self) -> bool:
+        """Whether these are tensors as kernels take them."""
+        flat = self.flat()
+        return are_plain(*flat) and have_memory(*flat)
+
+    def version(self) -> int:
+        """Another one after each change in place."""
+        return sum(map(_version, self.flat()))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
         return self.from_flat([change(w) for w in self.flat()], self.Wxh is None, self.has_bias)
 
@@ -68,6 +80,42 @@ class Weights(NamedTuple):
         b_h = weights[1] if bias and not clockwork else None
         b_m = parts.pop() if bias else []
         return cls(Wxh, b_h, [] if clockwork else parts[0], parts[-2], parts[-1], b_m)
+
+
+class KeptWeights(Weights):
+    """Those of a cell that are kept from pass to pass, because its parameters are the same objects: what follows from
+    that is found out once. A small network's pass is a matter of microseconds."""
+
+    fits: tuple[torch.dtype, torch.device, list[int], list[int]] | None = None  # what `fitting` found
+
+    def flat(self) -> list[Tensor]:
+        return self._flat
+
+    @cached_property
+    def _flat(self) -> list[Tensor]:
+        return super().flat()
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return super().sizes
+
+    @cached_property
+    def plain(self) -> bool:
+        return super().plain
+
+
+_PLAIN = {Tensor, nn.Parameter, type(None)}
+_version = attrgetter("_version")
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether these are no subclasses of tensors."""
+    return _PLAIN.issuperset(map(type, tensors))
+
+
+def have_memory(*tensors: Tensor | None) -> bool:
+    """Not so of what torch.func leaves behind."""
+    return all(t is None or torch._C._has_storage(t) for t in tensors)
 
 
 @lru_cache
