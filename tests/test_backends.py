@@ -1,14 +1,19 @@
 """Every backend against the reference: outputs, final state and all gradients, and what may not change them."""
 
+import copy
+import pickle
+
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mslmn
 from conftest import keep_lengths_here
 from helpers import LAYERS, make
-from mslmn import LMN, MSLMN, ClockworkRNN, State
+from mslmn import LMN, MSLMN, ClockworkRNN, State, ops
+from mslmn.cells import MSLMNCell
 from mslmn.ops import backends, cpu, fused, streams
 
 F64 = torch.float64
@@ -571,3 +576,122 @@ def test_sizes_of_a_batch_are_looked_at_each_time(backend):
                     layer.cells[0](
                         packed.data, torch.zeros(2, layer.output_size, dtype=F64), torch.zeros(2).long(), sizes
                     )
+
+
+# Weights that are kept from pass to pass
+
+
+def swapped(cell):
+    for p in cell.parameters():
+        p.data = torch.randn_like(p)
+
+
+def transposed(cell):
+    W = cell.Whm[0] if isinstance(cell, MSLMNCell) else cell.Whh[0]
+    W.data = W.data.T.contiguous().T
+
+
+def assigned(cell):
+    cell.load_state_dict({name: 2 * value for name, value in cell.state_dict().items()}, assign=True)
+
+
+def replaced(cell):
+    cell.b_h = None if cell.b_h is None else copy.deepcopy(cell.b_h)
+
+
+def parametrised(cell):
+    W = cell.Wmm if isinstance(cell, MSLMNCell) else cell.Whh
+    nn.utils.parametrize.register_parametrization(W, "0", nn.Tanh())
+
+
+CHANGES = {
+    "in place": lambda cell: [p.data.mul_(2) for p in cell.parameters()],
+    "other memory": swapped,
+    "another layout": transposed,
+    "another dtype": lambda cell: cell.float(),
+    "other parameters": assigned,
+    "one other parameter": replaced,
+    "a normed one": parametrised,
+    "frozen": lambda cell: cell.requires_grad_(False),
+    "initialised anew": lambda cell: cell.reset_parameters(),
+    "grown": lambda cell: cell.grow(torch.randn(cell.M, 4), torch.randn(cell.M, cell.M)),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("change", list(CHANGES))
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_kept_weights_are_those_of_now(kind, change):
+    cell = make(kind).cells[0]
+    if change == "grown" and not isinstance(cell, MSLMNCell):
+        pytest.skip("only the MS-LMN grows")
+    x = torch.randn(5, 2, 2, dtype=F64)
+
+    def results(weights):
+        m, clock = cell.initial_memory(2), torch.zeros(2, dtype=torch.int64)
+        memory = ops.run(x.to(m.dtype), m, clock, weights()).memory
+        wanted = [p for p in cell.parameters() if p.requires_grad]
+        return [memory, *(torch.autograd.grad(memory.square().sum(), wanted, allow_unused=True) if wanted else [])]
+
+    def assert_same():
+        for a, b in zip(results(cell.kept_weights), results(cell.weights), strict=True):
+            assert (a is None and b is None) or torch.equal(a, b)
+
+    assert cell.kept_weights() is cell.kept_weights()
+    assert_same()
+    CHANGES[change](cell)
+    assert_same()
+    assert (cell.kept_weights() is cell.kept_weights()) == (change != "a normed one")
+    with torch.inference_mode():
+        weights = {name: p + 1 for name, p in cell.named_parameters()}
+        assert torch.equal(
+            torch.func.functional_call(Kept(cell), {f"cell.{name}": w for name, w in weights.items()}, (x,)),
+            torch.func.functional_call(cell, weights, (x.to(cell.weight.dtype), *state_of(cell))).memory,
+        )
+    assert_same()
+
+
+def state_of(cell):
+    return cell.initial_memory(2), torch.zeros(2, dtype=torch.int64)
+
+
+class Kept(nn.Module):
+    """A cell whose weights are kept, as layers on a GPU do."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        m, clock = state_of(self.cell)
+        return ops.run(x.to(m.dtype), m, clock, self.cell.kept_weights()).memory
+
+
+def test_copies_keep_weights_of_their_own():
+    cell = make("MSLMN").cells[0]
+    kept = cell.kept_weights()
+    for other in (copy.deepcopy(cell), pickle.loads(pickle.dumps(cell))):
+        assert cell.kept_weights() is kept
+        assert not {id(w) for w in other.kept_weights().flat()} & {id(w) for w in kept.flat()}
+        assert all(torch.equal(a, b) for a, b in zip(other.kept_weights().flat(), kept.flat(), strict=True))
+
+
+def test_kept_weights_that_do_not_fit_are_refused_at_every_pass():
+    cell = make("MSLMN").cells[0]
+    x = torch.randn(5, 2, 2, dtype=F64)
+    with torch.no_grad(), mslmn.set_backend("auto"):
+        ops.run(x, *state_of(cell), cell.kept_weights())
+        cell.b_h.data = cell.b_h.data[:1]
+        for _ in range(2):
+            with pytest.raises((ValueError, RuntimeError), match=r"weight 1 of 18|size"):
+                ops.run(x, *state_of(cell), cell.kept_weights())
+
+
+@everywhere
+def test_kept_weights_that_change_before_the_backward_pass_are_noticed():
+    cell, x = make("MSLMN").cells[0], torch.randn(4, 2, 2, dtype=F64)
+    memory = Kept(cell)(x)
+    with torch.no_grad():
+        cell.Wmm[1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        memory.sum().backward()

@@ -652,3 +652,29 @@ def test_a_view_that_begins_anywhere(gpu):
         grads = torch.autograd.grad(output, [x, *layer.parameters()], gradient)
     again = torch.autograd.grad(layer(x)[0], [x, *layer.parameters()], odd)
     assert all(torch.equal(a, b) for a, b in zip(grads, again, strict=True))
+
+
+@pytest.mark.gpu
+def test_the_clock_of_a_state_is_the_callers_own(gpu):
+    """Many are filled at once."""
+    layer, x = MSLMN(2, 5, 3, 2, device=gpu), torch.randn(6, 3, 2, device=gpu)
+    with torch.inference_mode():
+        for _ in range(3):
+            layer(x)
+    side = torch.cuda.Stream(gpu)
+    for i in range(150):
+        with torch.cuda.stream(side if i % 3 == 0 else torch.cuda.current_stream(gpu)):
+            state = layer(x)[1]
+            assert state.clock.tolist() == [6, 6, 6]
+            state.clock.add_(1)  # a later one does not see it
+    _, state = layer(x)
+    output, end = layer(x, state)
+    output.sum().backward()
+    assert end.clock.tolist() == [12, 12, 12]
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        clock = layer(x)[1].clock
+        clock += 1
+    for _ in range(2):
+        graph.replay()
+        assert clock.tolist() == [7, 7, 7]

@@ -54,6 +54,8 @@ class Cell(nn.Module):
 
     def kept_weights(self) -> ops.Weights:
         """The same; as long as the parameters are the same objects, the very same, which know what follows from it."""
+        if torch.compiler.is_compiling():
+            return self.weights()
         now = list(self._parameters.values())
         for part in self._modules.values():
             now += part._parameters.values()  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from . import backends, ctc, cuda, fused, reference
 from .cuda import packing_table, placed
 from .fused import Gradients, gradients_aside
 from .weights import KeptWeights, Weights
-from .zeros import zeros
+from .zeros import filled, zeros
 
 __all__ = [
     "Gradients",
@@ -24,6 +24,7 @@ __all__ = [
     "Weights",
     "autocast_enabled",
     "ctc",
+    "filled",
     "gradients_aside",
     "lengths",
     "packing_table",
@@ -60,7 +61,9 @@ def run(
         x = x.to(_stored(x.device, dtype))
         with torch.autocast(x.device.type, enabled=False):
             return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
-    return _run(x.to(dtype), m, clock, weights, batch_sizes, reverse, need_hidden)
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return _run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
 
 
 def run_both(

@@ -556,7 +556,8 @@ _here = threading.local()
 
 def _plain(t: Tensor) -> Tensor:
     """The values as they lie in memory, from a multiple of 16 bytes on: the kernels read four at a time."""
-    t = plain(t)
+    if not t.is_contiguous() or t.is_neg():
+        t = plain(t)
     return t.clone() if t.data_ptr() & 15 else t
 
 

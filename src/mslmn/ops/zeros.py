@@ -1,5 +1,5 @@
-"""Zeros that are there already: initial memories and clocks. On a GPU a kernel that fills a few hundred bytes takes the
-host as long as a tenth of a small network's pass."""
+"""Constants that are there already: initial memories and clocks, and clocks at the end. On a GPU a kernel that fills a
+few hundred bytes takes the host as long as a tenth of a small network's pass."""
 
 from math import prod
 
@@ -37,3 +37,33 @@ def _view(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
             _views.clear()
         view = _views[shape, dtype, device] = buffers[-1][: prod(shape)].view(shape)
     return view
+
+
+AT_ONCE = 64  # clocks filled by one kernel, from the second of its kind on
+_clocks: dict[tuple[int, int, torch.device, int], list[Tensor]] = {}  # by stream: on another they may not be filled yet
+
+
+def filled(value: int, count: int, device: torch.device) -> Tensor:  # (count,) int64
+    """The value as often, for the caller alone: nobody else gets this memory."""
+    if (
+        device.type != "cuda"
+        or count > MOST // AT_ONCE
+        or not backends.eager()
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return torch.full((count,), value, dtype=torch.int64, device=device)
+    key = value, count, device, torch._C._cuda_getCurrentRawStream(device.index)
+    clocks = _clocks.get(key)
+    if clocks is None:  # who has a length of his own in each batch needs no more of them
+        if len(_clocks) >= VIEWS:
+            _clocks.clear()
+        _clocks[key] = []
+        return torch.full((count,), value, dtype=torch.int64, device=device)
+    try:
+        return clocks.pop()
+    except IndexError:
+        with torch.inference_mode(False):
+            several = torch.full((AT_ONCE * count,), value, dtype=torch.int64, device=device)
+            found, *rest = several.unsafe_split(count)
+        clocks += rest
+        return found
