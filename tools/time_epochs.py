@@ -29,6 +29,8 @@ MODELS = {
     "four layers of H72 M20 g2": stack(4, 72, 20, 2),
     "three layers of H84 M24 g2": stack(3, 84, 24, 2),
     "the same without norms": stack(3, 84, 24, 2, layer_norm=False),
+    "three layers of H117 M18 g2": stack(3, 117, 18, 2),
+    "three layers of H155 M14 g2": stack(3, 155, 14, 2),
     "H144 M16 g9": stack(1, 144, 16, 9),
     "H96 M48 g3": stack(1, 96, 48, 3),
     "LSTM(102)": ("LSTM", {}),
