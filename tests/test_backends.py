@@ -1,11 +1,14 @@
 """Every backend against the reference: outputs, final state and all gradients, and what may not change them."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -599,6 +602,44 @@ def replaced(cell):
     cell.b_h = None if cell.b_h is None else copy.deepcopy(cell.b_h)
 
 
+def without_biases(cell):
+    cell.b_h = cell.b_m = None  # b_m of the Clockwork RNN has never been there
+
+
+def masked(cell):
+    with torch.no_grad():  # it makes the weight once, with a graph that is gone after a backward pass
+        prune.random_unstructured(cell.Whm if isinstance(cell, MSLMNCell) else cell.Wxh, "0", 0.5)
+
+
+class Late(nn.Module):
+    """Does nothing at first."""
+
+    calls = 0
+
+    def forward(self, W):
+        self.calls += 1
+        return W if self.calls < 3 else W / 2
+
+
+def parametrised_later(cell):
+    nn.utils.parametrize.register_parametrization(cell.Whm if isinstance(cell, MSLMNCell) else cell.Wxh, "0", Late())
+    cell.weights()
+
+
+def halved(cell):
+    """Half as many hidden units."""
+    if isinstance(cell, MSLMNCell):
+        for p in (cell.Wxh, cell.b_h, *cell.Wmh):
+            p.data = p.data[:2]
+        for p in cell.Whm:
+            p.data = p.data[:, :2]
+
+
+def exchanged(cell):
+    W = cell.Wmm[0] if isinstance(cell, MSLMNCell) else cell.Whh[0]
+    torch.utils.swap_tensors(W, nn.Parameter(torch.randn_like(W)))
+
+
 def parametrised(cell):
     W = cell.Wmm if isinstance(cell, MSLMNCell) else cell.Whh
     nn.utils.parametrize.register_parametrization(W, "0", nn.Tanh())
@@ -611,7 +652,12 @@ CHANGES = {
     "another dtype": lambda cell: cell.float(),
     "other parameters": assigned,
     "one other parameter": replaced,
-    "a normed one": parametrised,
+    "parametrised": parametrised,
+    "parametrised later": parametrised_later,
+    "pruned": masked,
+    "no biases": without_biases,
+    "half the units": halved,
+    "swapped": exchanged,
     "frozen": lambda cell: cell.requires_grad_(False),
     "initialised anew": lambda cell: cell.reset_parameters(),
     "grown": lambda cell: cell.grow(torch.randn(cell.M, 4), torch.randn(cell.M, cell.M)),
@@ -641,7 +687,9 @@ def test_kept_weights_are_those_of_now(kind, change):
     assert_same()
     CHANGES[change](cell)
     assert_same()
-    assert (cell.kept_weights() is cell.kept_weights()) == (change != "a normed one")
+    assert (cell.kept_weights() is cell.kept_weights()) == (
+        change not in ("parametrised", "parametrised later", "pruned")
+    )
     with torch.inference_mode():
         weights = {name: p + 1 for name, p in cell.named_parameters()}
         assert torch.equal(
@@ -667,6 +715,14 @@ class Kept(nn.Module):
         return ops.run(x.to(m.dtype), m, clock, self.cell.kept_weights()).memory
 
 
+@everywhere
+def test_a_pruned_weight_stays_in_its_place():
+    layer, x = make("MSLMN"), torch.randn(5, 2, 2, dtype=F64)
+    expected = layer(x)[0]
+    prune.identity(layer.cells[0].Wmh, "0")
+    assert torch.equal(layer(x)[0], expected)
+
+
 def test_copies_keep_weights_of_their_own():
     cell = make("MSLMN").cells[0]
     kept = cell.kept_weights()
@@ -674,6 +730,37 @@ def test_copies_keep_weights_of_their_own():
         assert cell.kept_weights() is kept
         assert not {id(w) for w in other.kept_weights().flat()} & {id(w) for w in kept.flat()}
         assert all(torch.equal(a, b) for a, b in zip(other.kept_weights().flat(), kept.flat(), strict=True))
+
+
+@everywhere
+def test_kept_weights_may_be_exchanged_for_a_subclass():
+    class Wrapped(nn.Parameter):
+        pass
+
+    cell, x = make("MSLMN").cells[0], torch.randn(5, 2, 2, dtype=F64)
+    expected = Kept(cell)(x)
+    torch.utils.swap_tensors(cell.Wxh, Wrapped(cell.Wxh.detach().clone()))
+    assert not isinstance(cell.kept_weights(), ops.KeptWeights)
+    assert torch.equal(Kept(cell)(x), expected)
+
+
+@everywhere
+def test_what_is_no_parameter_is_let_go_after_the_backward_pass():
+    layer, saved = make("MSLMN").bfloat16(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(weakref.ref(t)), t)[1], lambda t: t):
+        loss = layer(torch.randn(4, 2, 2).bfloat16())[0].sum()
+    float32 = [ref for ref in saved if ref() is not None and ref().dtype == torch.float32]
+    assert len(float32) >= len(list(layer.parameters()))
+    loss.backward()
+    gc.collect()
+    assert not any(ref() is not None for ref in float32)
+
+
+def test_weights_made_in_inference_mode_are_refused_as_torch_does():
+    with torch.inference_mode():
+        layer = make("MSLMN")
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        layer(torch.randn(4, 2, 2, dtype=F64, requires_grad=True))
 
 
 def test_kept_weights_that_do_not_fit_are_refused_at_every_pass():

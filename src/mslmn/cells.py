@@ -7,7 +7,7 @@ as they are. What would be a lower block of Wmm does not exist.
 import math
 import operator
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,9 @@ class PerModule(nn.ParameterList):
 
     def tensors(self) -> list[Tensor]:
         parameters = self._parameters
-        if len(parameters) == self._size:
+        if len(parameters) == self._size and not self._buffers:
             return list(parameters.values())  # type: ignore[arg-type]
-        return [self[j] for j in range(len(self))]  # parametrised, or a replica on another device
+        return [self[j] for j in range(len(self))]  # parametrised, pruned, or a replica on another device
 
 
 class Cell(nn.Module):
@@ -57,19 +57,30 @@ class Cell(nn.Module):
         if torch.compiler.is_compiling():
             return self.weights()
         now = list(self._parameters.values())
+        pruned = bool(self._buffers)  # torch.nn.utils.prune: the same objects under other names
         for part in self._modules.values():
-            now += part._parameters.values()  # type: ignore[union-attr]
-        if self._kept is not None and len(now) == len(self._kept[0]) and all(map(operator.is_, now, self._kept[0])):
-            return self._kept[1]
-        weights = ops.KeptWeights(*self.weights())
-        if not all(type(w) is nn.Parameter for w in weights.flat()):  # parametrised: computed at each call
-            return ops.Weights(*weights)
-        self.__dict__["_kept"] = now, weights
-        return weights
+            if part is not None:
+                now += part._parameters.values()
+                pruned = pruned or bool(part._buffers)
+        if self._kept is not None and not pruned:
+            before, kept = self._kept
+            same = len(now) == len(before) and all(map(operator.is_, now, before))
+            if same and kept.holds():
+                return kept
+        weights = self.weights()
+        if not {id(p) for p in now if type(p) is nn.Parameter}.issuperset(map(id, weights.flat())):
+            return weights  # parametrised, pruned, or not parameters: other tensors at the next pass
+        kept = ops.KeptWeights(*weights)
+        self.__dict__["_kept"] = now, kept
+        return kept
 
     def __getstate__(self) -> dict[str, object]:
         """For copies, which have parameters of their own."""
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.__dict__.pop("_kept", None)  # parameters that are replaced need not stay alive
+        super()._load_from_state_dict(*args)
 
     def initial_memory(self, batch: int) -> Tensor:  # (B, G)
         """The learnt initial memory for every row, or zeros, to be read only."""

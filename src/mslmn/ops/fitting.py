@@ -1,5 +1,6 @@
 """What a fused backend is given: checked, because kernels believe the sizes they are told, and laid out plainly."""
 
+from operator import attrgetter
 from typing import NoReturn
 
 import torch
@@ -58,14 +59,19 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
     if not all(map(Tensor.is_contiguous, flat)):
         flat = list(map(Tensor.contiguous, flat))
     addresses = list(map(Tensor.data_ptr, flat))
-    if isinstance(w, KeptWeights) and w.fits is not None and w.fits[:3] == (m.dtype, device, addresses):
-        return flat, w.fits[3]
+    key = [m.dtype, device, *map(_dtype, flat), *addresses]  # an address is one device's
+    fits = w.fits if isinstance(w, KeptWeights) else None
+    if fits is not None and fits[0] == key:
+        return flat, fits[1]
     if any(t.dtype != m.dtype or t.device != device for t in flat):
         _refuse(flat, sizes, m, x)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
-        w.fits = m.dtype, device, addresses, found
+        w.fits = key, found
     return flat, found
+
+
+_dtype = attrgetter("dtype")
 
 
 def _listed(addresses: list[int], sizes: Sizes) -> list[int]:

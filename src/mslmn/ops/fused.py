@@ -6,7 +6,7 @@ small sizes the dispatcher would cost several times what the kernels do: there `
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -205,37 +205,46 @@ class _Run(torch.autograd.Function):
         weights, reverse, ctx.aside = args[:3]
         ctx.backend = backend = backend_for(x, m, weights)
         ctx.place, ctx.reverse = cuda.place(), reverse
-        ctx.weights = [_Noted(weights)] if any(ctx.needs_input_grad) else []
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
-        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden)
+        ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *_keep(ctx, weights))
         ctx.set_materialize_grads(False)
         return memory, hidden, last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, m, clock, batch_sizes, memory, hidden = ctx.saved_tensors
+        x, m, clock, batch_sizes, memory, hidden, *saved = ctx.saved_tensors
         need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
-        operator, weights = _through_operator(x, grads), ctx.weights[0].unchanged()
+        operator, (weights,) = _through_operator(x, grads), _kept(ctx, saved)
         given = (x, m, clock, weights, batch_sizes, ctx.reverse, memory, hidden, *grads, *wanted)
         gx, gm, gflat = _back(ctx, operator, *given)
         parts = _handed_over(ctx, weights, gflat, need_weights, operator)
         return gx if need_x else None, gm, None, None, None, None, None, *parts
 
 
-class _Noted:
-    """Weights as a forward pass has seen them. They are not saved one by one, as autograd would have it: to do so for
-    dozens of small ones, and to look at each again, takes longer than to compute their gradients."""
+def _keep(ctx: Any, *weights: Weights) -> list[Tensor]:
+    """What autograd is to save of the weights for `_kept`. Parameters are not saved one by one: to do so for dozens of
+    small ones, and to look at each again, takes longer than to compute their gradients."""
+    ctx.forms = [(w.Wxh is None, w.has_bias) for w in weights]
+    flat = [t for w in weights for t in w.flat()]
+    ctx.parameters = None
+    if all(type(t) is nn.Parameter for t in flat):
+        with suppress(RuntimeError):  # of inference tensors, which autograd refuses with a remedy
+            ctx.parameters = [(w, w.version()) for w in weights]
+            return []
+    return flat
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights, self.version = weights, weights.version()
 
-    def unchanged(self) -> Weights:
-        if self.weights.version() != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                "weight of the layer, between its forward and its backward pass; change weights after backward()"
-            )
-        return self.weights
+def _kept(ctx: Any, saved: Sequence[Tensor]) -> list[Weights]:
+    """The weights of the forward pass."""
+    if ctx.parameters is None:
+        each = len(saved) // len(ctx.forms)
+        return [Weights.from_flat(saved[i * each : (i + 1) * each], *form) for i, form in enumerate(ctx.forms)]
+    if any(w.version() != version for w, version in ctx.parameters):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a weight "
+            "of the layer, between its forward and its backward pass; change weights after backward()"
+        )
+    return [w for w, _ in ctx.parameters]
 
 
 def _back(
@@ -290,22 +299,22 @@ class _Both(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
         x, m, clock, m_2, clock_2, batch_sizes, w, w_2, ctx.aside = args[:9]
         ctx.backend = backend = backend_for(x, m, w)
-        ctx.place, ctx.weights = cuda.place(), [_Noted(w), _Noted(w_2)] if any(ctx.needs_input_grad) else []
+        ctx.place = cuda.place()
         need_hidden = w.Wxh is not None
         one, two = streams.both(
             x.device,
             lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
             lambda: backend.forward(x, m_2, clock_2, w_2, batch_sizes, True, need_hidden),
         )
-        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2])
+        ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *_keep(ctx, w, w_2))
         ctx.set_materialize_grads(False)
         return *one, *two
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2 = ctx.saved_tensors
+        x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *saved = ctx.saved_tensors
         need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[9:])
-        w, w_2 = (noted.unchanged() for noted in ctx.weights)
+        w, w_2 = _kept(ctx, saved)
         operator = _through_operator(x, grads)
         first = (x, m, clock, w, batch_sizes, False, memory, hidden, *grads[:3], *wanted)
         second = (x, m_2, clock_2, w_2, batch_sizes, True, memory_2, hidden_2, *grads[3:], *wanted)

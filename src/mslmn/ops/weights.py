@@ -83,10 +83,10 @@ class Weights(NamedTuple):
 
 
 class KeptWeights(Weights):
-    """Those of a cell that are kept from pass to pass, because its parameters are the same objects: what follows from
-    that is found out once. A small network's pass is a matter of microseconds."""
+    """Parameters of a cell that are kept from pass to pass because they are the same objects: what follows from that,
+    and where they lay, is found out once. A small network's pass is a matter of microseconds."""
 
-    fits: tuple[torch.dtype, torch.device, list[int], list[int]] | None = None  # what `fitting` found
+    fits: tuple[list[object], list[int]] | None = None  # what `fitting` looked at, and found
 
     def flat(self) -> list[Tensor]:
         return self._flat
@@ -102,6 +102,10 @@ class KeptWeights(Weights):
     @cached_property
     def plain(self) -> bool:
         return super().plain
+
+    def holds(self) -> bool:
+        """Whether it still does: the same objects may have other data, and after torch.utils.swap_tensors be others."""
+        return self.sizes == super().sizes and are_plain(*self._flat)
 
 
 _PLAIN = {Tensor, nn.Parameter, type(None)}

@@ -40,6 +40,9 @@ def _view(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 AT_ONCE = 64  # clocks filled by one kernel, from the second of its kind on
+FEW = (
+    128  # sequences: more of them hide what a kernel takes, and their clocks would keep a larger piece of memory alive
+)
 _clocks: dict[tuple[int, int, torch.device, int], list[Tensor]] = {}  # by stream: on another they may not be filled yet
 
 
