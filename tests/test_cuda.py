@@ -663,7 +663,7 @@ def test_the_clock_of_a_state_is_the_callers_own(gpu):
             layer(x)
     side = torch.cuda.Stream(gpu)
     for i in range(150):
-        with torch.cuda.stream(side if i % 3 == 0 else torch.cuda.current_stream(gpu)):
+        with torch.no_grad(), torch.cuda.stream(side if i % 3 == 0 else torch.cuda.current_stream(gpu)):
             state = layer(x)[1]
             assert state.clock.tolist() == [6, 6, 6]
             state.clock.add_(1)  # a later one does not see it
