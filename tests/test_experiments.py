@@ -178,7 +178,7 @@ def test_the_paper_s_handwriting_is_as_it_says(tmp_path, monkeypatch):
         assert plan.patience == 50 and plan.max_modules == 9 and plan.grow == grow and plan.buckets
         assert plan.epochs == (50 if grow == "epochs" else 1000)
         assert plan.warmup == plan.flat_start == 0 and not plan.contract and plan.schedule == "constant"
-        assert plan.select == "metric"
+        assert plan.select == "loss"
     assert tasks[0].job.settings.init == "xavier" and tasks[0].job.settings.norm is None
 
 

@@ -196,6 +196,22 @@ def test_texts_that_cannot_train_are_refused():
         handwriting.prepare(lines, "x", features="deltas")
 
 
+def test_lines_that_cannot_be_learnt_are_left_out_and_named():
+    first, second, *others = made_up()
+    flat = np.array([[0, 0, 0, 0], [1, 5, 0, 0], [2, 9, 1e-36, 1.0]])  # infinite in units of its height
+    lines = [first._replace(points=flat, text="a"), second._replace(points=second.points[:3], text="1234"), *others]
+    with pytest.warns(UserWarning, match="left out 2 lines") as told:
+        data = handwriting.prepare(lines, "made up", features="offsets")
+    (message,) = [str(w.message) for w in told]
+    assert message.startswith("left out 2 lines:\n")
+    assert "line-0: the pen moves 1000 times the height of the line in a step" in message
+    assert "line-1: CTC needs 7 points for '1234', got 3" in message  # digits have one label in the paper's alphabet
+    assert data.names == [line.name for line in others] and all(np.isfinite(x).all() for x in data.features)
+    assert len(handwriting.prepare(lines[:1] + others, "made up").names) == 1 + len(others)  # coordinates are scaled
+    with pytest.warns(UserWarning, match="left out 1 line:"), pytest.raises(ValueError, match="no line is left"):
+        handwriting.prepare([lines[0]._replace(split="train")], "made up", features="offsets")
+
+
 # Prepared lines
 
 

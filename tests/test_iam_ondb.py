@@ -142,7 +142,7 @@ def test_time_that_goes_back_is_told_and_held_in_the_features(corpus):
     strokes[1] = [(t - 5, x, y) for t, x, y in strokes[1]]
     put(corpus, VICTIM, xml(strokes))
     lines, messages = read(corpus)
-    assert messages == ["time goes back in 1 lines, where the clock is held: a01-000u-01"]
+    assert messages == ["time goes back in 1 line, where the clock is held: a01-000u-01"]
     for features in (handwriting.absolute, handwriting.offsets):
         x = features(lines[0].points)
         assert np.isfinite(x).all() and (x[:, 0] >= 0).all()
@@ -330,6 +330,38 @@ def test_more_lines_than_transcripts_and_the_reverse_are_named(corpus):
     assert told.startswith("skipped 3:\n")
     assert re.search(r"a01-000u-03\.xml must have a transcript, got 2 lines in a01-000u\.txt; restore", told)
     assert re.search(r"b02-011-01\.xml must have the strokes of 'By Trevor,', got no file; restore", told)
+
+
+def test_empty_lines_of_a_transcript_are_spacing_if_the_others_are_as_many_as_strokes(corpus):
+    path = "ascii/a01/a01-000/a01-000u.txt"
+    put(corpus, path, "CSR:\n\n\none\n\n \ntwo\n\n")
+    lines, messages = read(corpus)
+    assert [line.text for line in lines[:2]] == ["one", "two"] and not messages
+    put_form(corpus, "a01-001w", ["spare"])
+    put(corpus, "trainset.txt", "a01-000u a01-001w")
+    put(corpus, line_file("a01-000u", 3), xml(strokes_of(9)))
+    lines, (told,) = read(corpus)
+    assert lines[0].name == "a01-001w-01"
+    assert re.search(
+        r"a01-000u\.txt must have a text for each of 3 lines, got 2 with empty ones between: .*3 lines", told
+    )
+    put(corpus, path, "CSR:\none\ntwo\n")  # nothing is missing between them
+    assert [line.text for line in read(corpus)[0][:2]] == ["one", "two"]
+
+
+def test_a_second_file_of_the_same_name_is_named(corpus):
+    put(corpus, "aaa/a01-000u-01.xml", xml(strokes_of(7)))
+    put(corpus, "zzz/A01-000U.txt", "CSR:\nwrong\nwrong\n")
+    lines, (told,) = read(corpus)
+    assert len(lines) == 8 and lines[0].text == "By Trevor," and told.startswith("skipped 2:\n")
+    assert re.search(r"lineStrokes.*01\.xml must be the only a01-000u-01\.xml, got .*aaa.* too, which is read", told)
+    assert re.search(r"zzz/A01-000U\.txt must be the only a01-000u\.txt, got .*ascii", told)
+
+
+def test_a_list_that_names_nothing_is_told_from_missing_lines(corpus):
+    put(corpus, "testset_v.txt", "\n")
+    with pytest.raises(ValueError, match=r"must name forms, got none in testset_v\.txt; restore them from the corpus"):
+        iam_ondb.lines(corpus)
 
 
 def test_a_form_trains_or_tests_but_not_both(corpus):

@@ -557,6 +557,14 @@ def test_a_diverged_run_is_called_so(tmp_path, value):
     assert "NaN" not in (tmp_path / "report.json").read_text() and "nan" not in (tmp_path / "report.html").read_text()
 
 
+def test_a_network_that_diverged_before_it_learnt_anything_has_no_accuracy(tmp_path):
+    options = {"experiment": "handwriting", "arrays": False, "case": {"lines": 40}, "metric": "accuracy"}
+    put(tmp_path, model="LMN", value=-13.27, epochs=0, history=[], **options)
+    put(tmp_path, model="LSTM", value=0.7, epochs=3, **options)
+    shown = " ".join(write(tmp_path).split())
+    assert "diverged" in shown and "-13" not in shown and "70.0" in shown
+
+
 def test_growth_that_ends_at_different_sizes_is_shown_as_a_span(tmp_path):
     for seed, modules in enumerate((5, 7)):
         sizes = {"hidden": 25, "memory": 25, "modules": modules}

@@ -4,7 +4,8 @@ The lines come from iam_ondb.py, pendigits.py or writer.py. All have the same fo
 at each step, and whether it is lifted after it.
 """
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import checks
-from . import store
+from . import folders, store
 
 Array = NDArray[np.float64]
 Features = NDArray[np.float32]
@@ -28,6 +29,7 @@ UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 HELD_OUT = 5  # lines that train for each that validates, and each that tests, where there is a choice
 TENTH = 10.0  # offsets are in tenths of the line's height: about 1 a step
 LONGEST_PAUSE = 1.0  # seconds; what is beyond says nothing about the text
+MOST_OFFSET = 1e4  # tenths of the line's height in one step: a thousand lines high
 
 
 class Line(NamedTuple):
@@ -134,9 +136,9 @@ def strokes(features: Features, kind: str) -> list[Array]:
     return [stroke for stroke in np.split(xy, ends) if len(stroke)]
 
 
-def steps_needed(text: str) -> int:
-    """By CTC: a step for each character, and one between two of the same."""
-    return len(text) + sum(a == b for a, b in pairwise(text))
+def steps_needed(labels: Sequence[object]) -> int:
+    """By CTC: a step for each label, and one between two of the same."""
+    return len(labels) + sum(a == b for a, b in pairwise(labels))
 
 
 # Prepared lines
@@ -149,7 +151,7 @@ def prepare(
     features: str = "absolute",
     alphabet: str = "paper",
 ) -> Handwriting:
-    """Features and alphabet of lines.
+    """Features and alphabet of lines. Those that cannot be learnt are left out, with a warning that names them.
 
     Args:
         features: ``"absolute"`` (the paper's) or ``"offsets"``.
@@ -167,17 +169,43 @@ def prepare(
             f"the paper's alphabet has none of the characters of {name}, {''.join(sorted(trains))[:40]!r}; "
             "choose alphabet 'all'"
         )
-    compute = absolute if features == "absolute" else offsets
+    letters = Alphabet(PAPER if alphabet == "paper" else "".join(sorted(trains)))
+    kept, computed = _learnable(lines, letters, absolute if features == "absolute" else offsets)
     return Handwriting(
         name,
         features,
-        Alphabet(PAPER if alphabet == "paper" else "".join(sorted(trains))),
-        [line.name for line in lines],
-        [line.split for line in lines],
-        [line.writer for line in lines],
-        [line.text for line in lines],
-        [compute(line.points) for line in lines],
+        letters,
+        [line.name for line in kept],
+        [line.split for line in kept],
+        [line.writer for line in kept],
+        [line.text for line in kept],
+        computed,
     )
+
+
+def _learnable(
+    lines: Sequence[Line], alphabet: Alphabet, compute: Callable[[Array], Features]
+) -> tuple[list[Line], list[Features]]:
+    kept, computed, left_out = [], [], []
+    for line in lines:
+        steps = steps_needed(alphabet.encode(line.text))
+        with np.errstate(over="ignore"):
+            features = compute(line.points)
+        if len(line.points) < steps:
+            left_out.append(f"{line.name}: CTC needs {steps} points for {line.text[:40]!r}, got {len(line.points)}")
+        elif not (np.abs(features) <= MOST_OFFSET).all():
+            left_out.append(
+                f"{line.name}: the pen moves {MOST_OFFSET / TENTH:g} times the height of the line in a step"
+            )
+        else:
+            kept.append(line)
+            computed.append(features)
+    if left_out:
+        several = "s" * (len(left_out) > 1)
+        warnings.warn(f"left out {len(left_out)} line{several}:{folders.listed(left_out)}", stacklevel=3)
+    if not kept:
+        raise ValueError("no line is left; look at what the warning says of them")
+    return kept, computed
 
 
 def _check(line: Line) -> None:

@@ -28,6 +28,7 @@ LISTS = {  # of the task t1: list -> what its forms are for, and how many lines 
 }
 FORM = re.compile(r"[a-z]\d\d-\d{3}[a-z]?", re.ASCII)
 STROKES = re.compile(rf"({FORM.pattern})-(\d\d)\.xml", re.ASCII)
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 JOINED = re.compile("%%+")  # what stands between two lines in a08-551z.txt
 MOST_XML, MOST_TEXT = 4_000_000, 100_000  # bytes of a file; the corpus' own are far below
 MOST_CHARACTERS = 1000  # of a line
@@ -63,6 +64,12 @@ def lines(folder: str | Path) -> list[Line]:
         for form in forms[name]:
             read += _form(form, split, found)
         counts[name] = len(read) - before
+    unnamed = [name for name in LISTS if not forms[name]]
+    if unnamed:
+        raise ValueError(
+            f"the lists of {folder} must name forms, got none in {', '.join(unnamed)}; restore them from the corpus"
+            f"{folders.because(found.skipped)}"
+        )
     empty = [name for name, count in counts.items() if not count]
     if empty:
         raise ValueError(
@@ -92,12 +99,15 @@ def _files(folder: str | Path) -> _Found:
 def _sort(path: Path, name: str, found: _Found) -> None:
     """Where a file of the corpus belongs; of two with the same name the first counts."""
     match = STROKES.fullmatch(name)
+    first = path
     if match is not None:
-        found.strokes.setdefault(match[1], {}).setdefault(int(match[2]), path)
+        first = found.strokes.setdefault(match[1], {}).setdefault(int(match[2]), path)
     elif name in LISTS:
-        found.lists.setdefault(name, path)
+        first = found.lists.setdefault(name, path)
     elif name.endswith(".txt") and FORM.fullmatch(name[:-4]):
-        found.texts.setdefault(name[:-4], path)
+        first = found.texts.setdefault(name[:-4], path)
+    if first is not path:
+        found.skipped.append(f"{path} must be the only {name}, got {first} too, which is read; remove one")
 
 
 def _forms(found: _Found) -> dict[str, list[str]]:
@@ -127,7 +137,7 @@ def _form(form: str, split: str, found: _Found) -> Iterator[Line]:
     """The lines of a form that have strokes and text."""
     strokes = found.strokes.get(form, {})
     try:
-        texts = _transcript(form, found)
+        texts = _transcript(form, len(strokes), found)
     except ValueError as error:
         found.skipped.append(f"{error} ({len(strokes)} lines)")
         return
@@ -156,16 +166,22 @@ def _form(form: str, split: str, found: _Found) -> Iterator[Line]:
         yield Line(name, split, "", text, points)
 
 
-def _transcript(form: str, found: _Found) -> list[str]:
-    """The text of each line."""
+def _transcript(form: str, count: int, found: _Found) -> list[str]:
+    """The text of each line. Empty lines are spacing, if the others are as many as lines have strokes."""
     if form not in found.texts:
         raise ValueError(f"{form} must have a transcript, {form}.txt, got none; {RESTORE}")
     path = found.texts[form]
     before, mark, after = _text(path).partition("CSR:")
-    texts = [text.strip() for text in JOINED.sub("\n", after).split("\n") if text.strip()]
+    every = [text.strip() for text in JOINED.sub("\n", after).strip().split("\n")]
+    texts = [text for text in every if text]
     if not texts:
         got = "none after CSR:" if mark else f"no CSR: in {len(before)} characters"
         raise ValueError(f"{path} must have the text of each line after CSR:, got {got}; {RESTORE}")
+    if len(texts) < len(every) and len(texts) != count:
+        raise ValueError(
+            f"{path} must have a text for each of {count} lines, got {len(texts)} with empty ones between: "
+            f"which is whose cannot be told; {RESTORE}"
+        )
     longest = max(map(len, texts))
     if longest > MOST_CHARACTERS:
         raise ValueError(f"{path} must have lines of at most {MOST_CHARACTERS} characters, got {longest}; {RESTORE}")
@@ -213,10 +229,7 @@ def _parsed(path: Path) -> Any:
 
 def _number(place: str, point: Any, name: str, most: float) -> float:
     text = point.get(name)
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = np.nan
+    value = float(text) if text is not None and NUMBER.fullmatch(text) else np.nan
     if not abs(value) <= most:
         got = "none" if text is None else repr(text[:40])
         raise ValueError(f"{place}: {name} must be a number, at most {most:g} in size, got {got}; {RESTORE}")
@@ -231,4 +244,7 @@ def _warn(counts: dict[str, int], found: _Found) -> None:
         warnings.warn(f"skipped {len(found.skipped)}:{folders.listed(found.skipped, SHOWN)}", stacklevel=3)
     if found.back:
         names = ", ".join(found.back[:SHOWN]) + (", and so on" if len(found.back) > SHOWN else "")
-        warnings.warn(f"time goes back in {len(found.back)} lines, where the clock is held: {names}", stacklevel=3)
+        several = "s" * (len(found.back) > 1)
+        warnings.warn(
+            f"time goes back in {len(found.back)} line{several}, where the clock is held: {names}", stacklevel=3
+        )

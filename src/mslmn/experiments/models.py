@@ -43,6 +43,7 @@ class Settings:
     warmup: int = 0
     flat_start: int = 0
     clip: float = 1.0
+    select: str = "loss"  # see Plan
     average: float = 0.0  # see Plan
     contract: bool = False
     batch_size: int = 1
@@ -84,6 +85,7 @@ class Settings:
             warmup=self.warmup,
             flat_start=min(self.flat_start, self.checkpoints(passes) - 1),
             clip=self.clip,
+            select=self.select,
             average=self.average,
             contract=self.contract,
             batch_size=self.batch_size,

@@ -111,8 +111,9 @@ def case(record: Record) -> int:
 
 
 def value(record: Record) -> float:
-    """What the run found; a training that diverged has an infinite error, or recognises nothing."""
-    if math.isnan(record.value):
+    """What the run found; a training that diverged, at the latest in its first epoch, has an infinite error, or
+    recognises nothing."""
+    if math.isnan(record.value) or record.epochs == 0:
         return math.inf if record.metric == "NMSE" else 0.0
     return record.value
 

@@ -525,7 +525,7 @@ def reached(record: Record) -> float | None:
 def _chosen(record: Record) -> Cell:
     percent, validation = value(record) * PERCENT, validation_accuracy(record) * PERCENT
     content = {"accuracy": _plain(percent), "seed": record.seed, "validation_accuracy": _plain(validation)}
-    return Cell(f"{percent:.1f}", content, percent)
+    return Cell(f"{percent:.1f}" if record.epochs else "diverged", content, percent)
 
 
 def _chosen_note(runs: Runs) -> str:
