@@ -365,7 +365,7 @@ def test_a_run_that_fails_is_named_and_the_rest_is_reported(tiny, tmp_path, monk
         ("words --prepared {folder}/gone.npz", "gone.npz cannot be read as prepared data"),
         ("words --prepared {folder}/text.txt", "text.txt cannot be read as prepared data"),
         ("handwriting --iam-ondb {folder}/gone", "gone is not a folder"),
-        ("handwriting --iam-ondb x --lines 5", "--iam-ondb has its own lines; leave out --pendigits, --lines"),
+        ("handwriting --iam-ondb x --lines 5", "--iam-ondb has its own lines; leave out --lines"),
         ("handwriting --prepared {folder}/text.txt", "text.txt cannot be read as prepared data"),
         ("handwriting --prepared x.npz --lines 5", "--prepared has its lines and features already; leave out"),
         ("generation --lines 7", "--lines is not for generation; leave it out"),
@@ -491,7 +491,7 @@ def test_prepare_joins_digits_with_an_alphabet_of_digits(tmp_path):
         ("words --iam-ondb x --seed 0", "--iam-ondb, --seed is not for words; leave it out"),
         (
             "handwriting --iam-ondb x --lines 3",
-            "--iam-ondb has its own lines; leave out --pendigits, --lines and --seed",
+            "--iam-ondb has its own lines; leave out --lines",
         ),
         ("handwriting --iam-ondb gone", "gone is not a folder; pass the root of IAM-OnDB"),
         ("handwriting --pendigits gone", "gone is not a folder; pass the one with pendigits-orig.tra"),

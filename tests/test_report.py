@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -508,6 +509,17 @@ def test_letters_that_the_font_lacks_are_left_to_the_browser(tmp_path):
     records.write(record, word_arrays(record) | {"names": np.array([f"\u8a9e{i}" for i in range(25)])})
     write(tmp_path)
     assert "\u8a9e24" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_matplotlib_there_are_tables_and_a_page_all_the_same(tmp_path, monkeypatch):
+    put(tmp_path, model="RNN", case={"budget": 100}, sizes={"hidden": 9})
+    whole = write(tmp_path)
+    pictures = (tmp_path / "report.html").read_text().count("<svg")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = write(tmp_path)
+    told = f"no pictures: this needs matplotlib: pip install 'mslmn[experiments]', and mslmn report {tmp_path} here"
+    assert told in " ".join(shown.split()) and "no pictures" not in whole
+    assert pictures and "<svg" not in (tmp_path / "report.html").read_text() and "100" in shown
 
 
 def test_settings_of_matplotlib_neither_matter_nor_change(tmp_path):

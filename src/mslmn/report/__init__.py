@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ..checkpoint import write_text
 from ..experiments import records
+from ..extras import need
 from . import figures, findings, formats, page, tables
 from .page import Section
 from .runs import CASES, Runs, group
@@ -25,7 +26,10 @@ TASKS = {
 
 
 def write(folder: Path, console: Console) -> Path:
-    """Report on all results under a folder: report.json, report.md and report.html in it. The page is returned."""
+    """Report on all results under a folder: report.json, report.md and report.html in it. The page is returned.
+
+    Without matplotlib, as on a machine that only trains, there are no pictures.
+    """
     found = records.find(folder)
     groups = group(found)
     if not groups:
@@ -33,17 +37,24 @@ def write(folder: Path, console: Console) -> Path:
             f"no results under {folder}: looked for {records.RESULT} of the experiments {formats.listed(list(CASES))} "
             f"in it and its folders; run: mslmn reproduce all --out {folder}"
         )
-    sections = [_section(runs, groups) for runs in groups]
+    try:
+        need("matplotlib", "experiments")
+        missing = ""
+    except ImportError as error:
+        missing = f"no pictures: {error}, and mslmn report {folder} here or elsewhere"
+    sections = [_section(runs, groups, pictures=not missing) for runs in groups]
     lead = _lead(found, groups)
     html = folder / "report.html"
     write_text(folder / "report.json", _json(groups, sections))
     write_text(folder / "report.md", _markdown(sections, lead))
     write_text(html, page.page(sections, lead))
     _print(sections, lead, console)
+    if missing:
+        console.print(Text(missing), soft_wrap=True)
     return html
 
 
-def _section(runs: Runs, groups: list[Runs]) -> Section:
+def _section(runs: Runs, groups: list[Runs], pictures: bool) -> Section:
     """Named after its experiment, and after what else tells it from the other sections."""
     alike = [other for other in groups if other.experiment == runs.experiment]
     name, title = runs.experiment, TITLES[runs.experiment]
@@ -58,7 +69,7 @@ def _section(runs: Runs, groups: list[Runs]) -> Section:
         facts={"task": TASKS[runs.experiment], "data": runs.data, "preset": runs.preset, "runs": findings.effort(runs)},
         findings=findings.findings(runs),
         tables=tables.tables(runs),
-        pictures=figures.figures(runs, name),
+        pictures=figures.figures(runs, name) if pictures else [],
     )
 
 
