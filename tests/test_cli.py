@@ -1,15 +1,18 @@
 """The command line, as a user types it."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fake_runs
 import mslmn
+from mslmn import cli
 from mslmn.benchmarks import autoencoder, cuda, recurrence, report, timing
 from mslmn.cli import app
 from mslmn.data import handwriting
@@ -232,6 +235,13 @@ def test_peers_have_as_many_parameters(monkeypatch):
         dead = 4 * lstm.hidden_size if size.I == 0 else 0
         count = sum(p.numel() for p in lstm.parameters()) - dead
         assert abs(count - budget) / budget < 0.1, name  # whole units
+
+
+def test_file_names_of_any_bytes_are_told(capsys):
+    with cli._told(Console()):
+        warnings.warn("skipped 1:\n  Donn\udce9es/\x1b[31ma.xml", stacklevel=1)
+    shown = capsys.readouterr().out
+    assert shown == "warning: skipped 1:\n  Donn\\udce9es/\\x1b[31ma.xml\n"
 
 
 def test_the_plot_names_what_it_needs(monkeypatch, tmp_path):

@@ -566,12 +566,19 @@ def search(
 def _told(console: Console) -> Iterator[None]:
     """What the user can put right is said in one line, without a traceback; status 2, as for a wrong option."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", markup=False, soft_wrap=True)
+        warnings.showwarning = lambda message, *_: console.print(
+            f"warning: {_printable(message)}", markup=False, soft_wrap=True
+        )
         try:
             yield
         except (ValueError, ImportError, OSError) as error:
-            Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            Console(stderr=True).print(f"[red]error:[/red] {escape(_printable(error))}", soft_wrap=True)
             raise typer.Exit(2) from None
+
+
+def _printable(message: object) -> str:
+    """Lines that any terminal can show, whatever bytes the names of files have."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(message))
 
 
 def _check_folder(out: Path, resume: bool) -> None:
