@@ -134,11 +134,20 @@ def test_precision_is_as_before_afterwards():
     assert read() == before
 
 
+def test_a_replay_of_ours_that_gives_something_else_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    monkeypatch.setattr(cuda, "_capture", lambda call, module: None)
+    assert cuda.captured(lambda: None, nn.LSTM(1, 1), ours=False) is None
+    with pytest.raises(timing.Disagreement, match=r"MSLMN\(.* gives something else when it is replayed"):
+        cuda.captured(lambda: None, mslmn.MSLMN(1, 1, 1, 1), ours=True)
+
+
 def test_a_call_that_cannot_be_captured_has_no_graph(device):
     layer, x = nn.Linear(2, 2).to(device), torch.randn(3, 2, device=device)
-    assert cuda.captured(lambda: layer(x) * layer(x).sum().item(), layer) is None  # it waits for the GPU
+    assert cuda.captured(lambda: layer(x) * layer(x).sum().item(), layer, ours=True) is None  # it waits for the GPU
     assert torch.randn(1, device=device).isfinite()  # and all goes on
-    replay = cuda.captured(lambda: layer(x), layer)
+    replay = cuda.captured(lambda: layer(x), layer, ours=False)
     assert (replay is not None) == (device == "cuda")
 
 

@@ -237,6 +237,7 @@ def test_peers_have_as_many_parameters(monkeypatch):
         assert abs(count - budget) / budget < 0.1, name  # whole units
 
 
+@pytest.mark.filterwarnings("default")
 def test_file_names_of_any_bytes_are_told(capsys):
     with cli._told(Console()):
         warnings.warn("skipped 1:\n  Donn\udce9es/\x1b[31ma.xml", stacklevel=1)

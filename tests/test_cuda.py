@@ -3,10 +3,14 @@
 import itertools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.rnn import pack_sequence
 
 import emulator
@@ -438,7 +442,7 @@ def test_cuda_tensors_get_the_cuda_kernels(pretend):
     ("sizes", "steps", "why"),
     [
         (Sizes(4, 9000, 10, 9, True), 10, "does not fit the 232448 bytes of shared memory"),
-        (HANDWRITING, 2**31, "2147483647 steps of all sequences together at most, here are 2147483648"),
+        (HANDWRITING, 2**30 + 1, "1073741824 steps of all sequences together at most, here are 1073741825"),
     ],
 )
 def test_what_does_not_fit_falls_back_with_a_warning(pretend, sizes, steps, why):
@@ -483,6 +487,97 @@ def test_shapes_and_dtypes_on_fake_cuda_tensors(sizes, value):
         )
         assert [t.shape for t in grads] == [x.shape, m.shape, (sum(w.numel() for w in weights),)]
         assert [t.dtype for t in grads] == [value, F32, F32]
+
+
+def fake(layer):
+    """As if it lay on a GPU; within a FakeTensorMode."""
+    for module in layer.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cuda:0"))
+
+
+@contextmanager
+def autocast_as_on_a_gpu(enabled):
+    """`torch.autocast` itself switches off where there is none."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", enabled)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "autocast", "bfloat16"])
+def test_compilers_see_one_graph_of_a_layer_on_a_gpu(monkeypatch, kind):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    cuda.why_not.cache_clear()
+    layer = MSLMN(4, 24, 8, 4, dtype=torch.bfloat16 if kind == "bfloat16" else F32)
+    torch.compiler.reset()
+    with FakeTensorMode(), torch.no_grad(), autocast_as_on_a_gpu(kind == "autocast"):
+        fake(layer)
+        x = torch.empty(30, 3, 4, device="cuda:0", dtype=layer.cells[0].weight.dtype)
+        output, state = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    assert output.shape == (30, 3, 32) and output.dtype == (F32 if kind == "fp32" else torch.bfloat16)
+    assert state.clock.shape == (3,)
+    torch.compiler.reset()
+    cuda.why_not.cache_clear()
+
+
+def test_a_layer_on_a_gpu_is_exported_for_batches_of_any_size(pretend):
+    layer = MSLMN(4, 24, 8, 4)
+    dynamic = {"input": {0: torch.export.Dim("T", min=2), 1: torch.export.Dim("B")}}
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), torch.no_grad():
+        fake(layer)
+        program = torch.export.export(layer, (torch.empty(30, 3, 4, device="cuda:0"),), dynamic_shapes=dynamic)
+    assert all(found.upper > 2**31 for found in program.range_constraints.values())
+
+
+@needs_nvrtc
+def test_code_is_for_the_newest_architecture_that_is_known_and_runs(monkeypatch):
+    known = [75, 80, 86, 90, 100, 120]
+    monkeypatch.setattr("cuda.bindings.nvrtc.nvrtcGetSupportedArchs", lambda: (mock.Mock(value=0), known))
+    found = [nvrtc.architecture.__wrapped__(capability) for capability in ((8, 0), (8, 9), (9, 0), (10, 3), (13, 0))]
+    assert found == [80, 86, 90, 100, None]
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=None: (13, 0))
+    monkeypatch.setattr(nvrtc, "architecture", nvrtc.architecture.__wrapped__)
+    with mock.patch.object(cuda, "compiler", return_value="12.8"):
+        why = cuda.why_not.__wrapped__(0)
+    assert why == "NVRTC 12.8 does not know its compute capability, 13.0; update PyTorch"
+
+
+@pytest.mark.parametrize("lengths", [[6, 5, 4]])
+def test_nothing_depends_on_rows_of_no_step(emulate, lengths):
+    """Of a placed batch, which has fewer rows than there is room for."""
+    emulate()
+    x, m, clock, weights, batch_sizes = problem(Sizes(20, 7, 3, 2, True), lengths=lengths)
+    table = torch.from_numpy(cuda.packing_table(np.array([3, 2, 1]), 6))
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    found = []
+    for rest in (0.0, 7.0):
+        x[6:] = rest
+        with cuda.placed(table):
+            memory, hidden, _ = cuda.forward(x, m, clock, weights, batch_sizes, False, True)
+            assert not memory[6:].any() and not hidden[6:].any()
+            ones = torch.ones_like(memory)
+            found.append(
+                cuda.backward(x, m, clock, weights, batch_sizes, False, memory, hidden, ones, None, None, True, True)
+            )
+    torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*found, strict=True))
+
+
+def test_weights_that_are_negated_lazily_are_read_as_they_mean(emulate):
+    emulate()
+    x, m, clock, weights, _ = problem(Sizes(3, 5, 4, 2, True))
+    expected = cuda.forward(x, m, clock, weights.map(torch.neg), None, False, True)
+    found = cuda.forward(x, m, clock, weights.map(torch._neg_view), None, False, True)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 # On a GPU

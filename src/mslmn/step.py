@@ -209,7 +209,8 @@ class Room:
         sizes = input.batch_sizes.numpy()
         tables = np.concatenate([ops.packing_table(sizes, self.T), self.objective.table(target, sizes)])
         self.tables.copy_(packing.to_device(torch.from_numpy(tables), self.tables.device))
-        self.x[: input.data.shape[0]].copy_(input.data)
+        self.x[: len(input.data)].copy_(input.data)
+        self.x[len(input.data) :].zero_()  # products go over rows of no step: NaN of an earlier batch would stay
         if self.kept is not None:
             p = 1 - self.dropout
             self.kept.bernoulli_(p).mul_(1 / p if p else 0.0)

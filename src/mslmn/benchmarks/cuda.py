@@ -132,7 +132,7 @@ def compare(case: Case, repeats: int, limits: dict[str, float], device: str, clo
                     raise
                 continue  # cuDNN may not have an LSTM of that size in bfloat16
             calls[one.name] = call
-            if (replay := captured(call, one.module)) is not None:
+            if (replay := captured(call, one.module, ours=one.layer is not None)) is not None:
                 graphs[one.name] = replay
         times[what] = alternate(calls, repeats, clock, LEAST_SECONDS)
         times[f"{what}_graph"] = alternate(graphs, repeats, clock, LEAST_SECONDS)
@@ -328,8 +328,9 @@ def float32(precision: str, matmul: bool = False) -> Iterator[None]:
             setattr(switch, name, old)
 
 
-def captured(call: Callable[[], Tensor], module: nn.Module) -> Callable[[], None] | None:
-    """Replay the call from a CUDA graph; None where it cannot be captured, or gives something else when replayed."""
+def captured(call: Callable[[], Tensor], module: nn.Module, ours: bool) -> Callable[[], None] | None:
+    """Replay the call from a CUDA graph; None where it cannot be captured, or gives something else when replayed, which
+    is a `Disagreement` if the layer is ours."""
     try:
         here = torch.cuda.current_stream()
     except (RuntimeError, AssertionError):  # no GPU
@@ -337,11 +338,16 @@ def captured(call: Callable[[], Tensor], module: nn.Module) -> Callable[[], None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _capture(call, module)
+            replay = _capture(call, module)
     except Exception:  # whatever it was, it is no reason to report nothing of the rest
         return None
     finally:
         torch.cuda.set_stream(here)  # a failed capture leaves its own
+    if replay is None and ours:
+        raise Disagreement(
+            f"{module} gives something else when it is replayed from a CUDA graph than when it is called"
+        )
+    return replay
 
 
 def _capture(call: Callable[[], Tensor], module: nn.Module) -> Callable[[], None] | None:

@@ -96,7 +96,12 @@ def _stored(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 
 def _narrow(device: torch.device) -> bool:
     """Whether inputs and outputs may be narrower than what is computed."""
-    return device.type == "cuda" and not backends.needs_reference() and backends.choose(device) == "cuda"
+    return device.type == "cuda" and not backends.needs_reference() and _has_kernels(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # the search for a compiler is not for it
+def _has_kernels(device: torch.device) -> bool:
+    return backends.choose(device) == "cuda"
 
 
 def _run(

@@ -38,7 +38,7 @@ __all__ = [
 NAMES = {torch.float32: "float", torch.float64: "double", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 OLDEST = (8, 0)  # compute capability: copies to shared memory that do not wait
 INLINE_INPUT = 16  # inputs up to so many features are multiplied inside the kernel, wider ones before it
-LONGEST = 2**31 - 1  # steps of all sequences together: records name them in 32 bits
+LONGEST = 2**30  # steps of all sequences together: records name them, and loops count them, in 32 bits
 CARRIERS = {"forward": 2, "backward": 3}  # warps that carry inputs and outputs
 REGISTERS = 65536  # of a processor
 WAVES = 2  # of chunks of records on all processors
@@ -82,7 +82,12 @@ def why_not(index: int) -> str | None:
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST:
         return "they need compute capability {}.{} or above, this device has {}.{}".format(*OLDEST, *capability)
-    return nvrtc.why_not()
+    reason = nvrtc.why_not()
+    if reason is None and nvrtc.architecture(capability) is None:
+        return (
+            f"NVRTC {compiler()} does not know its compute capability, {capability[0]}.{capability[1]}; update PyTorch"
+        )
+    return reason
 
 
 def compiler() -> str:
@@ -119,8 +124,9 @@ def forward(
     sizes = weights.sizes
     _alive, pointers = fitting(x, m, clock, weights)
     steps, B = x.shape[:-1], m.shape[0]
-    memory = (x.new_empty if place() is None else x.new_zeros)((*steps, m.shape[1]))
-    hidden = x.new_empty((*steps, sizes.H) if need_hidden else (0,))
+    new = x.new_empty if place() is None else x.new_zeros
+    memory = new((*steps, m.shape[1]))
+    hidden = new((*steps, sizes.H) if need_hidden else (0,))
     last = torch.empty_like(m)
     if steps.numel() == 0:
         return memory, hidden, last.copy_(m)

@@ -65,6 +65,9 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         return flat, fits[1]
     if any(t.dtype != m.dtype or t.device != device for t in flat):
         _refuse(flat, sizes, m, x)
+    if any(map(Tensor.is_neg, flat)):
+        flat = list(map(plain, flat))
+        return flat, _listed(list(map(Tensor.data_ptr, flat)), sizes)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
         w.fits = key, found

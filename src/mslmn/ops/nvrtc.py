@@ -48,6 +48,16 @@ def version() -> tuple[int, int]:
     return major, minor
 
 
+@lru_cache
+def architecture(capability: tuple[int, int]) -> int | None:
+    """The newest one that NVRTC compiles for and a device of this capability runs: code for 10.0 runs on 10.3 too."""
+    from cuda.bindings import nvrtc
+
+    (known,) = _nvrtc(nvrtc.nvrtcGetSupportedArchs())
+    major, minor = capability
+    return max((found for found in known if found // 10 == major and found % 10 <= minor), default=None)
+
+
 def shared_memory(index: int) -> int:
     """Bytes of shared memory that a block of a device can have."""
     from cuda.bindings import driver
@@ -72,7 +82,7 @@ def cache_folder() -> Path:
 
 def compiled(source: str, capability: tuple[int, int]) -> bytes:
     """The machine code, from the cache or from NVRTC."""
-    options = (*OPTIONS, f"--gpu-architecture=sm_{capability[0]}{capability[1]}")
+    options = (*OPTIONS, f"--gpu-architecture=sm_{architecture(capability)}")
     name = hashlib.sha256("\0".join([*map(str, version()), *options, source]).encode()).hexdigest()
     path = cache_folder() / f"{name}.cubin"
     try:

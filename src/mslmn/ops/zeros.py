@@ -40,20 +40,14 @@ def _view(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 AT_ONCE = 64  # clocks filled by one kernel, from the second of its kind on
-FEW = (
-    128  # sequences: more of them hide what a kernel takes, and their clocks would keep a larger piece of memory alive
-)
+FEW = 128  # sequences: the clocks of more keep more memory alive than they are worth
 _clocks: dict[tuple[int, int, torch.device, int], list[Tensor]] = {}  # by stream: on another they may not be filled yet
 
 
 def filled(value: int, count: int, device: torch.device) -> Tensor:  # (count,) int64
     """The value as often, for the caller alone: nobody else gets this memory."""
-    if (
-        device.type != "cuda"
-        or count > MOST // AT_ONCE
-        or not backends.eager()
-        or torch.cuda.is_current_stream_capturing()
-    ):
+    alone = device.type != "cuda" or not backends.eager() or count > FEW  # in this order: tracers see no size compared
+    if alone or torch.cuda.is_current_stream_capturing():
         return torch.full((count,), value, dtype=torch.int64, device=device)
     key = value, count, device, torch._C._cuda_getCurrentRawStream(device.index)
     clocks = _clocks.get(key)
