@@ -468,6 +468,10 @@ def test_the_doctor_says_where_kernels_are_kept(pretend, monkeypatch):
     assert backends.explain(pretend) == (
         "fused kernels, compiled by NVRTC 13.0 when a layer first runs, kept in /kernels"
     )
+    monkeypatch.setenv("MSLMN_CACHE", "/dev/null/kernels")
+    assert backends.explain(pretend).endswith(
+        "runs, and again in each process, because /dev/null/kernels cannot be written (set MSLMN_CACHE)"
+    )
 
 
 @pytest.mark.parametrize("value", [F32, torch.bfloat16])

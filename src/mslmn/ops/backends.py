@@ -141,7 +141,7 @@ def explain(device: torch.device) -> str:
         return f"no fused kernels: {reason}"
     if device.type == "cpu":
         return f"fused kernels, {cpu.instruction_set()}"
-    return f"fused kernels, compiled by NVRTC {cuda.compiler()} when a layer first runs, kept in {cuda.cache_folder()}"
+    return f"fused kernels, compiled by NVRTC {cuda.compiler()} when a layer first runs, {cuda.where_kept()}"
 
 
 def _checked(name: str) -> str:

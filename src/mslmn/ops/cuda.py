@@ -20,17 +20,17 @@ from torch import Tensor
 from .. import packing
 from . import nvrtc
 from .fitting import check_batch, check_results, fitting, plain
-from .nvrtc import cache_folder
+from .nvrtc import where_kept
 from .weights import Sizes, Weights, numels
 
 __all__ = [
     "backward",
-    "cache_folder",
     "compiler",
     "forward",
     "packing_table",
     "place",
     "placed",
+    "where_kept",
     "why_not",
     "why_not_these",
 ]

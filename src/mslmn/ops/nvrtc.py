@@ -80,6 +80,15 @@ def cache_folder() -> Path:
         return Path(os.devnull) / "mslmn"
 
 
+def where_kept() -> str:
+    """Compiled kernels, in words."""
+    folder = cache_folder()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return f"kept in {folder}"
+    return f"and again in each process, because {folder} cannot be written (set MSLMN_CACHE)"
+
+
 def compiled(source: str, capability: tuple[int, int]) -> bytes:
     """The machine code, from the cache or from NVRTC."""
     options = (*OPTIONS, f"--gpu-architecture=sm_{architecture(capability)}")
