@@ -53,8 +53,11 @@ def architecture(capability: tuple[int, int]) -> int | None:
     """The newest one that NVRTC compiles for and a device of this capability runs: code for 10.0 runs on 10.3 too."""
     from cuda.bindings import nvrtc
 
-    (known,) = _nvrtc(nvrtc.nvrtcGetSupportedArchs())
     major, minor = capability
+    try:
+        (known,) = _nvrtc(nvrtc.nvrtcGetSupportedArchs())
+    except (AttributeError, RuntimeError, ValueError):  # it does not tell; the compiler will
+        return 10 * major + minor
     return max((found for found in known if found // 10 == major and found % 10 <= minor), default=None)
 
 
