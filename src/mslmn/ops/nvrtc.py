@@ -58,7 +58,7 @@ def architecture(capability: tuple[int, int]) -> int | None:
         (known,) = _nvrtc(nvrtc.nvrtcGetSupportedArchs())
     except (AttributeError, RuntimeError, ValueError):  # it does not tell; the compiler will
         return 10 * major + minor
-    return max((found for found in known if found // 10 == major and found % 10 <= minor), default=None)
+    return max((found for found in known if 10 * major <= found <= 10 * major + minor), default=None)
 
 
 def shared_memory(index: int) -> int:
