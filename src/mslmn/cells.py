@@ -184,7 +184,7 @@ class MSLMNCell(Cell):
         reverse: bool = False,
         need_hidden: bool = True,
     ) -> ops.Run:
-        return ops.run(x, m, clock, self.weights(), batch_sizes, reverse, need_hidden)
+        return ops.run(x, m, clock, self.kept_weights(), batch_sizes, reverse, need_hidden)
 
     def weights(self) -> ops.Weights:
         lists = self._modules  # faster than by attribute, which looks everywhere else first
@@ -239,7 +239,7 @@ class ClockworkCell(Cell):
         reverse: bool = False,
         need_hidden: bool = True,
     ) -> ops.Run:
-        return ops.run(x, m, clock, self.weights(), batch_sizes, reverse, need_hidden)
+        return ops.run(x, m, clock, self.kept_weights(), batch_sizes, reverse, need_hidden)
 
     def weights(self) -> ops.Weights:
         b_h = [] if self.b_h is None else self.b_h.tensors()
