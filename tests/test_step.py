@@ -168,7 +168,9 @@ def test_a_room_has_what_a_batch_needs(B, longest, labels, data):
     assert len(sizes) == room.T >= lengths[0] and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
     assert sizes.sum() == N >= sum(lengths)
     target = [torch.ones(data.draw(st.integers(0, labels)), dtype=torch.long) for _ in lengths]
+    room.x.fill_(float("nan"))  # of an earlier batch
     room.take(packed, target)
+    assert not room.x.any()
     assert room.packing[: lengths[0] + 1].tolist() == [0, *packed.batch_sizes.cumsum(0).tolist()]
     assert room.packing[room.T + 1 : room.T + 1 + B].tolist() == lengths
 
