@@ -397,9 +397,15 @@ def test_reproduce_says_what_is_wrong_and_writes_nothing(options, message, tmp_p
 
 def test_an_out_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    for command in (("reproduce", "generation"), ("search", "words")):
+    for command in (("reproduce", "generation"), ("search", "words"), ("prepare", "handwriting", "--lines", "5")):
         result = run(*command, "--out", str(tmp_path / "file" / "out"))
         assert result.exit_code == 2 and "choose a folder you can write to" in lines(result)
+
+
+@pytest.mark.parametrize("command", ["search words", "prepare words --timit gone", "prepare handwriting --lines 5"])
+def test_an_out_that_is_a_folder_is_told_before_anything_is_read(tmp_path, command):
+    result = run(*command.split(), "--out", str(tmp_path))
+    assert result.exit_code == 2 and f"{tmp_path} is a folder; name a file in it" in lines(result)
 
 
 def test_errors_are_not_on_stdout(tmp_path):

@@ -389,6 +389,7 @@ def prepare(
     console = Console()
     out = Path(f"{what.value}.npz") if out is None else out
     with _told(console):
+        _check_file(out)  # before all recordings are read, not after
         if what is Preparable.words:
             _check_unused(
                 what.value,
@@ -532,7 +533,8 @@ def search(
     with _told(console), TemporaryDirectory() as folder, console.status("searching"):
         chosen = _models(models, spoken_words.MODELS, False)
         _check_device(device)
-        _make_folder(out.parent)  # before hours of searching, not after
+        _check_file(out)  # before hours of searching, not after
+        _make_folder(out.parent)
         data = spoken.keep(Path(folder) / "words.npz", _words(timit, words, prepared))
         try:
             found = searching.search(
@@ -585,8 +587,19 @@ def _check_folder(out: Path, resume: bool) -> None:
     there = out.is_dir() and any(out.iterdir())
     if there and not resume:
         raise ValueError(f"{out} is not empty; add --resume to go on with the runs there, or choose another --out")
-    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):  # it is made when there is something to write
+    _check_writable(out, out)
+
+
+def _check_file(out: Path) -> None:
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file in it")
+    _check_writable(out, out.parent)
+
+
+def _check_writable(out: Path, folder: Path) -> None:
+    """Folders are made when there is something to write."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ValueError(f"cannot make {out} in {nearest}; choose a folder you can write to")
 
 
