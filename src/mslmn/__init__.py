@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import clock, objectives
 from .baselines import nearest_size, set_forget_gate_bias
+from .inputs import standardise
 from .layers import LMN, MSLMN, ClockworkRNN, State
 from .model import SequenceModel
 from .ops.backends import set_backend
@@ -34,6 +35,7 @@ __all__ = [
     "save",
     "set_backend",
     "set_forget_gate_bias",
+    "standardise",
 ]
 LAZY = {
     "LinearAutoencoder": ".linear_autoencoder",

@@ -95,6 +95,10 @@ class Cell(nn.Module):
         for parameter in self.parameters():
             parameter.zero_()
 
+    def heard(self) -> list[tuple[Tensor, Tensor | None]]:
+        """The weights that read the input, with their biases."""
+        raise TypeError("only a cell with weights reads an input")
+
 
 class MSLMNCell(Cell):
     """Parameters of an MS-LMN: ``Wxh``, ``b_h``, and per module ``Wmh``, ``Whm``, ``Wmm``, ``b_m``."""
@@ -122,6 +126,9 @@ class MSLMNCell(Cell):
     @property
     def weight(self) -> Tensor:
         return self.Wxh
+
+    def heard(self) -> list[tuple[Tensor, Tensor | None]]:
+        return [(self.Wxh, self.b_h)]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -215,6 +222,10 @@ class ClockworkCell(Cell):
     @property
     def weight(self) -> Tensor:
         return cast(Tensor, self.Wxh[0])
+
+    def heard(self) -> list[tuple[Tensor, Tensor | None]]:
+        biases = [None] * self.g if self.b_h is None else self.b_h.tensors()
+        return list(zip(self.Wxh.tensors(), biases, strict=True))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

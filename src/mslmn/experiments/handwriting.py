@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from ..data import handwriting as pen
 from ..data.handwriting import Handwriting
 from ..growth import evaluation
+from ..inputs import standardise
 from ..model import SequenceModel
 from ..objectives import CTC, character_accuracy, collapsed
 from ..training import Result, derive, fit
@@ -143,6 +144,8 @@ def fitted(
     distort = settings.distort if data.kind == "offsets" else 0.0  # mixed coordinates would leave the square
     plan = settings.plan(name, seed, 1, buckets=True, noise=noise, distort=distort)
     train, validation = data.pairs("train"), data.pairs("validation")
+    if settings.standardise:
+        standardise(model, [x for x, _ in train])
     return fit(model, train, validation, CTC(), folder, plan=plan, resume=True, progress=False, device=device)
 
 
