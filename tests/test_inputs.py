@@ -23,17 +23,18 @@ ENCODERS = {
 }
 
 
+@pytest.mark.parametrize("gain", [1.0, 3.0])
 @pytest.mark.parametrize("kind", ENCODERS)
-def test_a_standardised_model_hears_what_it_heard_of_standardised_inputs(kind):
+def test_a_standardised_model_hears_what_it_heard_of_standardised_inputs(kind, gain):
     xs = shifted()
     whole = torch.cat(xs)
     mean, std = whole.mean(0), whole.std(0, correction=0)
     model = SequenceModel(ENCODERS[kind](), 2, output="all").double()
-    before = [model(((x - mean) / std)[:, None]) for x in xs]
-    standardise(model, xs)
+    before = [model((gain * (x - mean) / std)[:, None]) for x in xs]
+    assert standardise(model, xs, gain) is model
     for x, expected in zip(xs, before, strict=True):
         torch.testing.assert_close(model(x[:, None]), expected)
-    assert not torch.allclose(model(((xs[0] - mean) / std)[:, None]), before[0])
+    assert not torch.allclose(model((gain * (xs[0] - mean) / std)[:, None]), before[0])
 
 
 def test_a_feature_that_never_changes_is_heard_as_zero():
@@ -83,5 +84,7 @@ def test_what_cannot_be_standardised_is_told_and_nothing_changes(xs, message):
 
 
 def test_only_recurrent_layers_are_standardised():
+    with pytest.raises(ValueError, match="gain must be"):
+        standardise(LMN(3, 5, 4), [torch.randn(4, 3)], gain=0)
     with pytest.raises(TypeError, match=r"expected a layer of mslmn, .*, got Linear"):
         standardise(nn.Linear(3, 2), [torch.randn(4, 3)])

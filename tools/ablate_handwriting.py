@@ -107,6 +107,17 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         "MS-LMN",
         replace(BASE, layers=3, hidden=30, memory=12, modules=2, layer_norm=True),
     ),
+    "standardised: 3 modules of 20": ("MS-LMN", replace(BASE, standardise=3.0)),
+    "standardised: as in the paper": ("MS-LMN", replace(PAPER, standardise=3.0)),
+    "standardised: grown, 10 epochs a module": (INCREMENTAL, replace(GROWN, epochs=10, standardise=3.0)),
+    "standardised: CW-RNN, 3 modules of 36": ("CW-RNN", replace(BASE, hidden=36, standardise=3.0)),
+    "standardised: LSTM, 44 units": ("LSTM", replace(BASE, hidden=44, standardise=3.0)),
+    "standardised, flat start: 3 modules of 20": ("MS-LMN", replace(BASE, flat_start=1, standardise=3.0)),
+    "standardised, flat start: LSTM, 44 units": ("LSTM", replace(BASE, flat_start=1, hidden=44, standardise=3.0)),
+    "standardised, flat start: three layers, norms between": (
+        "MS-LMN",
+        replace(BASE, flat_start=1, layers=3, hidden=30, memory=12, modules=2, layer_norm=True, standardise=3.0),
+    ),
 }
 
 

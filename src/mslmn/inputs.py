@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from . import checks
 from .cells import Cell
 from .layers import ClockedLayer
 from .model import SequenceModel
@@ -17,10 +18,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @torch.no_grad()
-def standardise(model: Model, inputs: Iterable[Tensor]) -> Model:
-    """Let the weights that read the input begin as if each feature had mean 0 and variance 1, before training:
+def standardise(model: Model, inputs: Iterable[Tensor], gain: float = 1.0) -> Model:
+    """Let the weights that read the input begin as if each feature had mean 0 and variance gain^2, before training:
 
-        Wxh <- Wxh diag(1 / sigma)        b_h <- b_h - Wxh mu        so that Wxh x + b_h hears (x - mu) / sigma
+        Wxh <- Wxh diag(gain / sigma)        b_h <- b_h - Wxh mu        so Wxh x + b_h hears gain (x - mu) / sigma
 
     mu and sigma are those of all steps of ``inputs``; a feature that never changes (sigma = 0) is heard as 0. The
     inputs themselves stay what they are, and nothing is computed for it later.
@@ -29,6 +30,7 @@ def standardise(model: Model, inputs: Iterable[Tensor]) -> Model:
         model: a layer of this package, `nn.RNN`, `nn.LSTM` or `nn.GRU`, or a `SequenceModel` of one; its first layer
             changes, in place, in both directions.
         inputs: sequences, (T, I) or (T, B, I), such as the model is trained on.
+        gain: more than 1 where what matters is less than a standard deviation; it bends hidden states further.
 
     Returns the model.
 
@@ -36,13 +38,14 @@ def standardise(model: Model, inputs: Iterable[Tensor]) -> Model:
         >>> positions = [torch.rand(300, 2).cumsum(0) for _ in range(8)]
         >>> layer = standardise(mslmn.MSLMN(2, 25, 25, num_modules=7), positions)
     """
+    checks.positive("gain", gain)
     encoder = model.encoder if isinstance(model, SequenceModel) else model
     pairs = _heard(encoder)
     mu, sigma = (found.to(pairs[0][0]) for found in _moments(inputs, cast(int, encoder.input_size)))
     for W, b in pairs:
         if b is None:
             raise ValueError("inputs are centred by biases, and this layer has none; build it with bias=True")
-        W.div_(sigma)
+        W.mul_(gain / sigma)
         b.sub_(W @ mu)
     return model
 

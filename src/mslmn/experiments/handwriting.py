@@ -50,10 +50,8 @@ OURS: dict[str, dict[str, Any]] = {
         "epochs": 14,
     },
 }  # fmt: skip
-ABSOLUTE: dict[str, dict[str, Any]] = {  # for coordinates, see docs/results.md
-    "LSTM": {"flat_start": 0},
-    "MS-LMN": {"flat_start": 2, "layers": 1, "hidden": 96, "memory": 48, "modules": 3, "learning_rate": 2e-3},
-}
+ABSOLUTE: dict[str, dict[str, Any]] = {"LSTM": {"flat_start": 0}, "MS-LMN": {"flat_start": 2}}  # as the next one
+GAIN = 3.0  # coordinates hide a stroke: a step moves the pen by a fraction of a percent of the line
 QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on two cores
     "LSTM": {"hidden": 44, "learning_rate": 2e-3},
     "LMN": {"hidden": 44, "memory": 44},
@@ -79,7 +77,7 @@ def settings(model: str, preset: str, epochs: int | None = None, kind: str = "of
     if preset != "paper":
         chosen = replace(chosen, patience=None, **TRAINING | OURS[model])
     if preset != "paper" and kind == "absolute":
-        chosen = replace(chosen, **ABSOLUTE.get(model, {}))
+        chosen = replace(chosen, standardise=GAIN, **ABSOLUTE.get(model, {}))
     if preset == "quick":
         chosen = replace(
             chosen, **{"epochs": 18, "batch_size": 16, "dropout": 0.0, "noise": 0.0, "distort": 0.0} | QUICK[model]
@@ -145,7 +143,7 @@ def fitted(
     plan = settings.plan(name, seed, 1, buckets=True, noise=noise, distort=distort)
     train, validation = data.pairs("train"), data.pairs("validation")
     if settings.standardise:
-        standardise(model, [x for x, _ in train])
+        standardise(model, [x for x, _ in train], settings.standardise)
     return fit(model, train, validation, CTC(), folder, plan=plan, resume=True, progress=False, device=device)
 
 

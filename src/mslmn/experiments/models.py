@@ -27,7 +27,7 @@ class Settings:
     layers: int = 1  # on top of each other, each of these sizes
     layer_norm: bool = False  # between them; of ours
     init: str = "xavier"
-    standardise: bool = False  # the training inputs, as first weights hear them, see `standardise`
+    standardise: float = 0.0  # gain of standardised inputs for first weights, see `standardise`; 0: as they are
     silent: bool = False  # only the fastest module is heard at first, see `SequenceModel.silence`; of MS-LMN
     learn_initial_state: bool = False
     forget_gate: float = FORGET_GATE  # bias of the LSTM's
