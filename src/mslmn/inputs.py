@@ -35,8 +35,9 @@ def standardise(model: Model, inputs: Iterable[Tensor], gain: float = 1.0) -> Mo
     Returns the model.
 
     Example:
-        >>> positions = [torch.rand(300, 2).cumsum(0) for _ in range(8)]
-        >>> layer = standardise(mslmn.MSLMN(2, 25, 25, num_modules=7), positions)
+        >>> import mslmn
+        >>> positions = [torch.randn(300, 2).cumsum(0) for _ in range(8)]
+        >>> layer = mslmn.standardise(mslmn.MSLMN(2, 25, 25, num_modules=7), positions)
     """
     checks.positive("gain", gain)
     encoder = model.encoder if isinstance(model, SequenceModel) else model
