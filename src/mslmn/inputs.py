@@ -57,7 +57,10 @@ def _heard(encoder: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
         cells = list(encoder.cells)[: encoder.num_directions]
         return [pair for cell in cells for pair in cast(Cell, cell).heard()]
     if not isinstance(encoder, nn.RNNBase):
-        raise TypeError(f"expected a layer of mslmn, nn.RNN, nn.LSTM or nn.GRU, got {type(encoder).__name__}")
+        raise TypeError(
+            f"expected a layer of mslmn, nn.RNN, nn.LSTM or nn.GRU, got {type(encoder).__name__}; pass the layer that "
+            "reads the input"
+        )
     suffixes = ["l0", "l0_reverse"] if encoder.bidirectional else ["l0"]
     return [(getattr(encoder, f"weight_ih_{s}"), getattr(encoder, f"bias_ih_{s}", None)) for s in suffixes]
 

@@ -50,8 +50,8 @@ OURS: dict[str, dict[str, Any]] = {
         "epochs": 14,
     },
 }  # fmt: skip
-ABSOLUTE: dict[str, dict[str, Any]] = {"LSTM": {"flat_start": 0}, "MS-LMN": {"flat_start": 2}}  # as the next one
-GAIN = 3.0  # coordinates hide a stroke: a step moves the pen by a fraction of a percent of the line
+ABSOLUTE: dict[str, dict[str, Any]] = {"LSTM": {"flat_start": 0}, "MS-LMN": {"flat_start": 2}}  # coordinates
+GAIN = 3.0  # of coordinates, which hide a stroke: a step moves the pen by a fraction of a percent of the line
 QUICK: dict[str, dict[str, Any]] = {  # 15,000 to 25,000 parameters: minutes on two cores
     "LSTM": {"hidden": 44, "learning_rate": 2e-3},
     "LMN": {"hidden": 44, "memory": 44},
