@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import itertools
 import subprocess
+from array import array
 from pathlib import Path
 
 from mslmn.ops import ctc, cuda, nvrtc
@@ -39,8 +40,8 @@ class Emulator:
         return {name: getattr(loaded, f"run_{name}") for name in names}
 
     def launch(self, function, blocks, threads, shared, arguments, stream):
-        address = ctypes.c_void_p(arguments.buffer_info()[0])
-        failed = function(address, *blocks, threads, shared, next(self.seeds))
+        struct = array("q", arguments)
+        failed = function(ctypes.c_void_p(struct.buffer_info()[0]), *blocks, threads, shared, next(self.seeds))
         if failed:
             raise RuntimeError("threads wait for others who never come" if failed == 1 else "no memory")
 

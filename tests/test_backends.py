@@ -329,20 +329,20 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
     weights = [cell.weights() for cell in layer.cells]
     flat = [t for w in weights for t in w.flat()]
     separate = [fused.run(data, ms[d], clocks[d], weights[d], sizes, d == 1, True) for d in range(2)]
-    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, None, *flat)
+    together = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, True, None, *flat)
     wanted = [*([data] if need_x else []), *ms, *flat]
     generator = torch.Generator().manual_seed(0)
     grads = []
     for outputs in ([t for results in separate for t in results], list(together)):
         generator.manual_seed(0)
-        loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in outputs if t.numel())
+        loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in outputs if t is not None)
         grads.append(torch.autograd.grad(loss, wanted, retain_graph=True))
     for a, b in zip([*together, *grads[1]], [t for r in separate for t in r] + [*grads[0]], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     anchor = fused._anchor(data.device)  # weights' gradients put aside
-    put = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, aside := [], anchor)
+    put = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, True, aside := [], anchor)
     generator.manual_seed(0)
-    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in put if t.numel())
+    loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in put if t is not None)
     others = torch.autograd.grad(loss, wanted[: -len(flat)])
     found = [*others, *(view for one in aside for view in one.views(one.flat))]
     assert all(torch.equal(a, b) for a, b in zip(found, grads[1], strict=True))

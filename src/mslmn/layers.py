@@ -137,7 +137,7 @@ class ClockedLayer(nn.Module):
         x = input if batched else input.unsqueeze(1)
         if batched and self.batch_first:
             x = x.transpose(0, 1)
-        T, B = x.shape[:2]
+        T, B, _ = x.shape
         if state is not None:
             self._check_state(state, (B,) if batched else ())
             if not batched:
@@ -179,20 +179,21 @@ class ClockedLayer(nn.Module):
         clock = start if state is None else state[1]
         last: list[Tensor] = []
         all_cells = list(self.cells._modules.values())  # a third of the time that iteration takes
+        D = self.num_directions
         for layer in range(self.num_layers):
             if layer > 0 and self.norms is not None:
                 x = self.norms[layer - 1](x)
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
-            i = layer * self.num_directions
-            cells = all_cells[i : i + self.num_directions]
+            i = layer * D
+            cells = all_cells[i : i + D]
             ms = [
                 cast(Cell, cell).initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)
             ]
             # The backward direction begins at each sequence's last step, so its clock begins too.
             runs = self._run_layer(cells, x, ms, [clock, start], batch_sizes, hidden is not None)
             if hidden is not None:
-                hidden += [r.hidden for r in runs]
+                hidden += [cast(Tensor, r.hidden) for r in runs]
             last += [r.last for r in runs]
             x = torch.cat([r.memory for r in runs], dim=-1) if self.bidirectional else runs[0].memory
         return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock

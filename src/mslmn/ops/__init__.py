@@ -40,7 +40,7 @@ class Run(NamedTuple):
     """What a pass over a batch leaves behind, every part differentiable."""
 
     memory: Tensor  # the memory after each step: (T, B, G), or packed (N, G)
-    hidden: Tensor  # h at each step: (T, B, H), or packed (N, H); Clockwork: the memory; empty if not needed
+    hidden: Tensor | None  # h at each step: (T, B, H), or packed (N, H); Clockwork: the memory; None if not needed
     last: Tensor  # (B, G): the memory of each sequence after its own last step
 
 
@@ -120,8 +120,8 @@ def _run(
     if dtype in (torch.bfloat16, torch.float16):
         wide = weights.map(Tensor.float)
         x = x if _narrow(x.device) else x.float()
-        results = fused.run(x, m.float(), clock, wide, batch_sizes, reverse, need_hidden)
-        memory, hidden, last = (result.to(dtype) for result in results)
+        memory, hidden, last = fused.run(x, m.float(), clock, wide, batch_sizes, reverse, need_hidden)
+        memory, hidden, last = memory.to(dtype), None if hidden is None else hidden.to(dtype), last.to(dtype)
     else:
         memory, hidden, last = fused.run(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     return Run(memory, memory if weights.Wxh is None else hidden, last)

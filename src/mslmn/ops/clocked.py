@@ -21,12 +21,12 @@ def forward(
     batch_sizes: Tensor | None,  # (T,) int64
     reverse: bool,
     need_hidden: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Memories, hidden states (empty if not needed) and last memories."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Memories, hidden states (None if not needed) and last memories."""
     w, H, M, g = weights, weights.H, weights.M, weights.g
     U, biases = senders(w), bias_row(w)
     memory = x.new_empty((*x.shape[:-1], g * M))
-    hidden = x.new_empty((*x.shape[:-1], H) if need_hidden else (0,))
+    hidden = x.new_empty((*x.shape[:-1], H)) if need_hidden else None
     last = m.clone()
     modules = list(last.split(M, dim=1))  # views: what is written to them is the state
     z = [last.new_empty(len(last), H + (j + 1) * M) for j in range(g)]
@@ -37,7 +37,7 @@ def forward(
         z_t, m_t = [z_j[rows] for z_j in z], [m_k[rows] for m_k in modules]
         if w.Wxh is not None:
             h = torch.tanh(a[index] + z_t[0][:, :H])
-            if need_hidden:
+            if hidden is not None:
                 hidden[index] = h
             new = [torch.addmm(z_t[k][:, H + k * M :], h, w.Whm[k].T) for k in range(c)]
         else:
@@ -57,15 +57,18 @@ def backward(
     batch_sizes: Tensor | None,
     reverse: bool,
     memory: Tensor,
-    hidden: Tensor,
+    hidden: Tensor | None,  # None: of the Clockwork RNN
     gmemory: Tensor | None,  # None: zero
     ghidden: Tensor | None,
     glast: Tensor | None,
     need_x: bool,
     need_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    *,
+    checked: bool = False,  # or not: nothing is looked at here
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x (None if not needed), of m, and of the weights, one after the other (empty if not needed)."""
     w, H, M, g = weights, weights.H, weights.M, weights.g
+    hidden = None if w.Wxh is None else hidden
     U = senders(w)
     gm_all = torch.zeros_like(m) if glast is None else glast.clone()
     gm = list(gm_all.split(M, dim=1))
@@ -97,8 +100,8 @@ def backward(
             gz[k][rows, H + k * M :] += part
             parts.append(part)
             if need_weights:
-                received[k].append((part, x[index] if w.Wxh is None else hidden[index]))
-        if w.Wxh is not None:
+                received[k].append((part, x[index] if hidden is None else hidden[index]))
+        if hidden is not None:
             gh = sum((part @ w.Whm[k] for k, part in enumerate(parts)), torch.zeros_like(hidden[index]))
             if ghidden is not None:
                 gh = gh + ghidden[index]
@@ -106,7 +109,7 @@ def backward(
             gz[0][rows, :H] += ga[index]
     receive(slice(None), m, [None] * g)
 
-    gx = x.new_empty(0)
+    gx = None
     if need_x:
         gx = ga @ (torch.cat(list(w.Whm)) if w.Wxh is None else w.Wxh)
     gflat = x.new_zeros(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .fitting import check_batch, check_results, fitting, plain
+from .fitting import check_batch, check_results, fitting, plain, unmoved
 from .weights import Sizes, Weights, numels
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
@@ -57,18 +57,18 @@ def forward(
     batch_sizes: Tensor | None,  # (T,) int64
     reverse: bool,
     need_hidden: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Memories, hidden states (empty if not needed) and last memories."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Memories, hidden states (None if not needed) and last memories."""
     x, m, clock = plain(x), plain(m), clock.contiguous()
     check_batch(batch_sizes, x, m)
     sizes, offsets = weights.sizes, _offsets(batch_sizes)
     _alive, pointers = fitting(x, m, clock, weights)
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
-    hidden = x.new_empty((*x.shape[:-1], sizes.H) if need_hidden else (0,))
+    hidden = x.new_empty((*x.shape[:-1], sizes.H)) if need_hidden else None
     last = m.new_empty(m.shape)
     W = array("Q", pointers)
     problem = _problem(x, m, clock, sizes, offsets, reverse)
-    _call("forward", x.dtype, problem, (x, m, W, memory, hidden if need_hidden else None, last))
+    _call("forward", x.dtype, problem, (x, m, W, memory, hidden, last))
     return memory, hidden, last
 
 
@@ -80,27 +80,34 @@ def backward(
     batch_sizes: Tensor | None,
     reverse: bool,
     memory: Tensor,
-    hidden: Tensor,
+    hidden: Tensor | None,  # None: of the Clockwork RNN
     gmemory: Tensor | None,  # None: zero
     ghidden: Tensor | None,
     glast: Tensor | None,
     need_x: bool,
     need_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
-    x, m, clock, memory, hidden = plain(x), plain(m), clock.contiguous(), plain(memory), plain(hidden)
-    gmemory, ghidden, glast = (g if g is None else plain(g) for g in (gmemory, ghidden, glast))
-    check_batch(batch_sizes, x, m)
+    *,
+    checked: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x (None if not needed), of m, and of the weights, one after the other (empty if not needed).
+
+    Where ``checked``, all but the gradients is what a forward pass took and gave, and autograd has looked at these.
+    """
+    x, m, clock, memory = plain(x), plain(m), clock.contiguous(), plain(memory)
+    hidden, gmemory, ghidden, glast = (t if t is None else plain(t) for t in (hidden, gmemory, ghidden, glast))
     sizes, offsets = weights.sizes, _offsets(batch_sizes)
-    _alive, pointers = fitting(x, m, clock, weights)
     H = sizes.H
-    check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
-    gx = torch.empty_like(x) if need_x else x.new_empty(0)
+    pointers = unmoved(weights) if checked else None
+    if pointers is None:
+        check_batch(batch_sizes, x, m)
+        _alive, pointers = fitting(x, m, clock, weights)
+        check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
+    gx = torch.empty_like(x) if need_x else None
     gm = torch.empty_like(m)
     gflat = x.new_empty(sum(numels(sizes)) if need_weights else 0)
     W = array("Q", pointers)
     given = (x, m, memory, hidden, W, gmemory, ghidden if H else None, glast)
-    wanted = (gx if need_x else None, gm, gflat if need_weights else None)
+    wanted = (gx, gm, gflat if need_weights else None)
     _call("backward", x.dtype, _problem(x, m, clock, sizes, offsets, reverse), (*given, *wanted))
     return gx, gm, gflat
 

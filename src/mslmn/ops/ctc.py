@@ -5,7 +5,6 @@ which leave the gradient too where autograd wants one, and which a CUDA graph ca
 bytes for each step and each label of a sequence in float32, 80 in float64.
 """
 
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -178,7 +177,7 @@ def _run(logits: Tensor, targets: Targets, need_gradient: bool) -> tuple[Tensor,
     warps, chunks = rows(layout, logits.dtype), -(-T // STEPS)
 
     def launch(name: str, blocks: tuple[int, int], warps: int, shared: int, *arguments: int) -> None:
-        nvrtc.launch(functions[name], blocks, 32 * warps, shared, array("q", [*batch, *arguments]), stream)
+        nvrtc.launch(functions[name], blocks, 32 * warps, shared, [*batch, *arguments], stream)
 
     launch("emit", (B, chunks), EMIT_WARPS, 0, logits.data_ptr(), lse, emitted, links)
     shared = sweep_bytes(layout, logits.dtype)

@@ -5,7 +5,6 @@ the weights are.
 """
 
 import threading
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from .. import packing
 from . import nvrtc
-from .fitting import check_batch, check_results, fitting, plain
+from .fitting import check_batch, check_results, fitting, plain, unmoved
 from .nvrtc import where_kept
 from .weights import Sizes, Weights, numels
 
@@ -114,8 +113,8 @@ def forward(
     batch_sizes: Tensor | None,  # (T,) int64
     reverse: bool,
     need_hidden: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Memories, hidden states (empty if not needed) and last memories."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Memories, hidden states (None if not needed) and last memories."""
     if _elsewhere(x):
         with torch.cuda.device_of(x):
             return forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
@@ -126,7 +125,7 @@ def forward(
     steps, B = x.shape[:-1], m.shape[0]
     new = x.new_empty if place() is None else x.new_zeros
     memory = new((*steps, m.shape[1]))
-    hidden = new((*steps, sizes.H) if need_hidden else (0,))
+    hidden = new((*steps, sizes.H)) if need_hidden else None
     last = torch.empty_like(m)
     if steps.numel() == 0:
         return memory, hidden, last.copy_(m)
@@ -134,7 +133,7 @@ def forward(
     packed = m.new_empty(kernels.packed)
     kernels.pack(pointers, packed.data_ptr(), stream)
     given = _projected(x, weights) if kernels.projected else x
-    tensors = (packed, given, m, memory, hidden if need_hidden else None, last)
+    tensors = (packed, given, m, memory, hidden, last)
     batch = _batch(x, B, clock, batch_sizes, reverse)
     kernels.launch("forward", (B, 1), [*batch, *pointers, *map(_address, tensors)], stream)
     return memory, hidden, last
@@ -148,29 +147,37 @@ def backward(
     batch_sizes: Tensor | None,
     reverse: bool,
     memory: Tensor,
-    hidden: Tensor,
+    hidden: Tensor | None,  # None: of the Clockwork RNN
     gmemory: Tensor | None,  # None: zero
     ghidden: Tensor | None,
     glast: Tensor | None,
     need_x: bool,
     need_weights: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
+    *,
+    checked: bool = False,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x (None if not needed), of m, and of the weights, one after the other (empty if not needed).
+
+    Where ``checked``, all but the gradients is what a forward pass took and gave, and autograd has looked at these.
+    """
     if _elsewhere(x):
         with torch.cuda.device_of(x):
             return backward(
                 *(x, m, clock, weights, batch_sizes, reverse, memory, hidden, gmemory, ghidden, glast),
                 *(need_x, need_weights),
+                checked=checked,
             )
-    x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain(hidden)
-    gmemory, ghidden, glast = (g if g is None else _plain(g) for g in (gmemory, ghidden, glast))
-    check_batch(batch_sizes, x, m)
+    x, m, clock, memory, hidden = _plain(x), _plain(m), clock.contiguous(), _plain(memory), _plain_or_none(hidden)
+    gmemory, ghidden, glast = _plain_or_none(gmemory), _plain_or_none(ghidden), _plain_or_none(glast)
     sizes = weights.sizes
     I, H, M, g, _ = sizes
-    _alive, pointers = fitting(x, m, clock, weights)
-    check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
+    pointers = unmoved(weights) if checked else None
+    if pointers is None:
+        check_batch(batch_sizes, x, m)
+        _alive, pointers = fitting(x, m, clock, weights)
+        check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     B, N = m.shape[0], x.shape[:-1].numel()
-    gx = torch.empty_like(x) if need_x else x.new_empty(0)
+    gx = torch.empty_like(x) if need_x else None
     gm = torch.empty_like(m)
     gflat = m.new_empty(sum(numels(sizes)) if need_weights else 0)
     if N == 0:
@@ -201,7 +208,7 @@ def backward(
         found = space[begin : (begin or 0) + N * width * x.element_size()].view(x.dtype)
         return found.view(N, width)[:, :columns]
 
-    if need_x:
+    if gx is not None:
         inputs = torch.cat(list(weights.Whm)) if weights.Wxh is None else weights.Wxh
         left_factor = factor(layout.left, H + M, H) if H else factor(layout.ga, g * M, g * M)
         torch.mm(left_factor, inputs.to(x.dtype), out=gx.view(N, I))
@@ -386,7 +393,7 @@ class Kernels:
         self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
 
     def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], stream: int) -> None:
-        nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], array("q", arguments), stream)
+        nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], arguments, stream)
 
     def layout(self, N: int, B: int, need_x: bool, need_weights: bool) -> "Layout":
         """Of a backward pass. The last few are kept: small networks run in the time that it takes to make one."""
@@ -565,6 +572,10 @@ def _plain(t: Tensor) -> Tensor:
     if not t.is_contiguous() or t.is_neg():
         t = plain(t)
     return t.clone() if t.data_ptr() & 15 else t
+
+
+def _plain_or_none(t: Tensor | None) -> Tensor | None:
+    return None if t is None else _plain(t)
 
 
 def _address(of: Tensor | None) -> int:

@@ -74,6 +74,14 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
     return flat, found
 
 
+def unmoved(w: Weights) -> list[int] | None:
+    """Where the weights lie, if they do so where the last pass found them fitting."""
+    fits = w.fits if isinstance(w, KeptWeights) else None
+    if fits is None or list(map(Tensor.data_ptr, w.flat())) != fits[0][-len(w.flat()) :]:
+        return None
+    return fits[1]
+
+
 _dtype = attrgetter("dtype")
 
 
@@ -98,16 +106,18 @@ def check_results(
     m: Tensor,
     H: int,
     memory: Tensor,
-    hidden: Tensor,
+    hidden: Tensor | None,
     gmemory: Tensor | None,
     ghidden: Tensor | None,
     glast: Tensor | None,
 ) -> None:
     """What the forward pass left, and its gradients."""
+    if H and hidden is None:
+        raise ValueError("hidden must be the hidden states of the forward pass, got None; pass need_hidden=True to it")
     steps = x.shape[:-1]
     for name, t, shape, like in (
         ("memory", memory, (*steps, m.shape[1]), x),
-        ("hidden", hidden, (*steps, H) if H else hidden.shape, x),
+        ("hidden", hidden if H else None, (*steps, H), x),
         ("the gradient of memory", gmemory, (*steps, m.shape[1]), x),
         ("the gradient of hidden", ghidden if H else None, (*steps, H), x),
         ("the gradient of last", glast, m.shape, m),

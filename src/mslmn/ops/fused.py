@@ -17,7 +17,8 @@ from . import backends, clocked, cpu, cuda, streams
 from .backends import choose_for
 from .weights import Sizes, Weights, are_plain, have_memory, unflatten
 
-Results = tuple[Tensor, Tensor, Tensor]
+Results = tuple[Tensor, Tensor | None, Tensor]  # memories, hidden states (None if not needed), last memories
+Derived = tuple[Tensor | None, Tensor, Tensor]  # gradients of x (None if not needed), of m, and of the weights
 
 
 class Backend(Protocol):
@@ -43,13 +44,15 @@ class Backend(Protocol):
         batch_sizes: Tensor | None,
         reverse: bool,
         memory: Tensor,
-        hidden: Tensor,
+        hidden: Tensor | None,
         gmemory: Tensor | None,
         ghidden: Tensor | None,
         glast: Tensor | None,
         need_x: bool,
         need_weights: bool,
-    ) -> Results: ...
+        *,
+        checked: bool = False,  # all but the gradients is what `forward` took and gave
+    ) -> Derived: ...
 
 
 BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda, "torch": clocked}
@@ -79,12 +82,14 @@ class Widened:
 
     def forward(self, x: Tensor, m: Tensor, *rest: Any) -> Results:
         memory, hidden, last = self.backend.forward(x.to(m.dtype), m, *rest)
-        return memory.to(x.dtype), hidden.to(x.dtype), last
+        return memory.to(x.dtype), None if hidden is None else hidden.to(x.dtype), last
 
-    def backward(self, x: Tensor, m: Tensor, clock: Tensor, weights: Weights, *rest: Any) -> Results:
+    def backward(
+        self, x: Tensor, m: Tensor, clock: Tensor, weights: Weights, *rest: Any, checked: bool = False
+    ) -> Derived:
         wide: Any = [t.to(m.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in rest]
-        gx, gm, gflat = self.backend.backward(x.to(m.dtype), m, clock, weights, *wide)
-        return gx.to(x.dtype), gm, gflat
+        gx, gm, gflat = self.backend.backward(x.to(m.dtype), m, clock, weights, *wide, checked=checked)
+        return None if gx is None else gx.to(x.dtype), gm, gflat
 
 
 def run(
@@ -96,20 +101,21 @@ def run(
     reverse: bool,
     need_hidden: bool,
 ) -> Results:
-    """Memories, hidden states (empty if not needed) and last memories."""
-    clockwork, bias, grad = weights.Wxh is None, weights.has_bias, torch.is_grad_enabled()
-    need_hidden = (need_hidden or grad) and not clockwork
+    """Memories, hidden states (None if not needed) and last memories."""
+    clockwork, grad = weights.Wxh is None, torch.is_grad_enabled()
+    need_hidden = need_hidden and not clockwork
     if not _eager(weights, x, m, clock):
         _refuse_place(cuda.place())
-        flags = clockwork, bias, reverse, need_hidden
-        return run_op(x, m, clock, weights.flat(), batch_sizes, *flags)  # type: ignore[no-any-return]
+        flags = clockwork, weights.has_bias, reverse, (need_hidden or grad) and not clockwork
+        memory, hidden, last = run_op(x, m, clock, weights.flat(), batch_sizes, *flags)
+        return memory, hidden if need_hidden else None, last
     if not grad:
         backend = backend_for(x, m, weights)
         return backend.forward(x, m, clock, weights, batch_sizes, reverse, need_hidden)
     flat = weights.flat()
     aside = _aside(flat)
     given = flat if aside is None else [_anchor(x.device)]
-    return _apply(x, m, clock, batch_sizes, weights, reverse, aside, *given)  # type: ignore[no-any-return,no-untyped-call]
+    return _apply(x, m, clock, batch_sizes, weights, reverse, need_hidden, aside, *given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _refuse_place(place: Tensor | None) -> None:
@@ -140,15 +146,16 @@ def run_both(
     """Both directions of a layer: on a CUDA device at once."""
     (m, clock, weights), (m_2, clock_2, weights_2) = first, second
     tensors = x, m, clock, m_2, clock_2
+    need_hidden = need_hidden and weights.Wxh is not None
     if x.device.type != "cuda" or not (_eager(weights, *tensors) and weights_2.plain):
         return run(x, *first, batch_sizes, False, need_hidden), run(x, *second, batch_sizes, True, need_hidden)
     if torch.is_grad_enabled():
         flat = [*weights.flat(), *weights_2.flat()]
         aside = _aside(flat)
         given = flat if aside is None else [_anchor(x.device)]
-        found = _apply_both(*tensors, batch_sizes, weights, weights_2, aside, *given)  # type: ignore[no-untyped-call]
+        found = _apply_both(*tensors, batch_sizes, weights, weights_2, need_hidden, aside, *given)  # type: ignore[no-untyped-call]
         return found[:3], found[3:]
-    backend, need_hidden = backend_for(x, m, weights), need_hidden and weights.Wxh is not None
+    backend = backend_for(x, m, weights)
     return streams.both(
         x.device,
         lambda: backend.forward(x, *first, batch_sizes, False, need_hidden),
@@ -202,23 +209,23 @@ def _anchor(device: torch.device) -> Tensor:
 class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, m: Tensor, clock: Tensor, batch_sizes: Tensor | None, *args: Any) -> Results:
-        weights, reverse, ctx.aside = args[:3]
+        weights, reverse, need_hidden, ctx.aside = args[:4]
         ctx.backend = backend = backend_for(x, m, weights)
         ctx.place, ctx.reverse = cuda.place(), reverse
         memory, hidden, last = backend.forward(x, m, clock, weights, batch_sizes, reverse, weights.Wxh is not None)
         ctx.save_for_backward(x, m, clock, batch_sizes, memory, hidden, *_keep(ctx, weights))
         ctx.set_materialize_grads(False)
-        return memory, hidden, last
+        return memory, hidden if need_hidden else None, last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, m, clock, batch_sizes, memory, hidden, *saved = ctx.saved_tensors
-        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[7:])
+        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[8:])
         operator, (weights,) = _through_operator(x, grads), _kept(ctx, saved)
         given = (x, m, clock, weights, batch_sizes, ctx.reverse, memory, hidden, *grads, *wanted)
         gx, gm, gflat = _back(ctx, operator, *given)
         parts = _handed_over(ctx, weights, gflat, need_weights, operator)
-        return gx if need_x else None, gm, None, None, None, None, None, *parts
+        return gx if need_x else None, gm, None, None, None, None, None, None, *parts
 
 
 def _keep(ctx: Any, *weights: Weights) -> list[Tensor]:
@@ -255,16 +262,20 @@ def _back(
     clock: Tensor,
     weights: Weights,
     batch_sizes: Tensor | None,
-    *rest: Any,
-) -> Results:
+    reverse: bool,
+    memory: Tensor,
+    hidden: Tensor | None,
+    *rest: Any,  # gradients, and which are needed
+) -> Derived:
     """A backward pass, by the operator or without it."""
     if operator:
         _refuse_place(ctx.place)
-        flags = weights.Wxh is None, weights.has_bias
-        return run_backward_op(x, m, clock, weights.flat(), batch_sizes, *flags, *rest)  # type: ignore[no-any-return]
+        flags = weights.Wxh is None, weights.has_bias, reverse
+        seen = memory.new_empty(0) if hidden is None else hidden
+        return run_backward_op(x, m, clock, weights.flat(), batch_sizes, *flags, memory, seen, *rest)  # type: ignore[no-any-return]
     backend: Backend = ctx.backend
     with nullcontext() if ctx.place is None else cuda.placed(ctx.place):  # autograd's threads do not know of it
-        return backend.backward(x, m, clock, weights, batch_sizes, *rest)
+        return backend.backward(x, m, clock, weights, batch_sizes, reverse, memory, hidden, *rest, checked=True)
 
 
 def _handed_over(
@@ -296,11 +307,11 @@ class _Both(torch.autograd.Function):
     accumulated where parameters are used."""
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, ctx.aside = args[:9]
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, ...]:
+        x, m, clock, m_2, clock_2, batch_sizes, w, w_2, show, ctx.aside = args[:10]
         ctx.backend = backend = backend_for(x, m, w)
         ctx.place = cuda.place()
-        need_hidden = w.Wxh is not None
+        need_hidden = w.Wxh is not None  # backward does
         one, two = streams.both(
             x.device,
             lambda: backend.forward(x, m, clock, w, batch_sizes, False, need_hidden),
@@ -308,12 +319,12 @@ class _Both(torch.autograd.Function):
         )
         ctx.save_for_backward(x, batch_sizes, m, clock, *one[:2], m_2, clock_2, *two[:2], *_keep(ctx, w, w_2))
         ctx.set_materialize_grads(False)
-        return *one, *two
+        return one[0], one[1] if show else None, one[2], two[0], two[1] if show else None, two[2]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, batch_sizes, m, clock, memory, hidden, m_2, clock_2, memory_2, hidden_2, *saved = ctx.saved_tensors
-        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[9:])
+        need_x, need_weights = wanted = ctx.needs_input_grad[0], any(ctx.needs_input_grad[10:])
         w, w_2 = _kept(ctx, saved)
         operator = _through_operator(x, grads)
         first = (x, m, clock, w, batch_sizes, False, memory, hidden, *grads[:3], *wanted)
@@ -326,7 +337,8 @@ class _Both(torch.autograd.Function):
         parts = list(_handed_over(ctx, w, gflat, need_weights, operator))
         parts_2 = _handed_over(ctx, w_2, gflat_2, need_weights, operator)
         parts += [] if ctx.aside is not None else parts_2  # one anchor for both
-        return gx + gx_2 if need_x else None, gm, None, gm_2, None, None, None, None, None, *parts
+        both = gx + gx_2 if gx is not None and gx_2 is not None and need_x else None
+        return both, gm, None, gm_2, None, None, None, None, None, None, *parts
 
 
 # `_Run.apply`, without a look at every argument for what torch.func leaves behind, which has no storage.
@@ -353,7 +365,8 @@ def run_op(
     need_hidden: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     w = Weights.from_flat(weights, clockwork, bias)
-    return backend_for(x, m, w).forward(x, m, clock, w, batch_sizes, reverse, need_hidden)
+    memory, hidden, last = backend_for(x, m, w).forward(x, m, clock, w, batch_sizes, reverse, need_hidden)
+    return memory, x.new_empty(0) if hidden is None else hidden, last
 
 
 @run_op.register_fake
@@ -383,9 +396,11 @@ def run_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (empty if not needed), of m, and of the weights, one after the other (likewise)."""
     w = Weights.from_flat(weights, clockwork, bias)
-    return backend_for(x, m, w).backward(
-        *(x, m, clock, w, batch_sizes, reverse, memory, hidden, gmemory, ghidden, glast, need_x, need_weights)
+    seen = None if clockwork else hidden
+    gx, gm, gflat = backend_for(x, m, w).backward(
+        *(x, m, clock, w, batch_sizes, reverse, memory, seen, gmemory, ghidden, glast, need_x, need_weights)
     )
+    return x.new_empty(0) if gx is None else gx, gm, gflat
 
 
 @run_backward_op.register_fake
@@ -395,7 +410,7 @@ def _(x, m, clock, weights, *args):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape if need_x else (0,)), m.new_empty(m.shape), m.new_empty(size)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, m, clock, weights, batch_sizes, clockwork, bias, reverse, need_hidden = inputs
     if not need_hidden and not clockwork:
         raise RuntimeError("the gradient of mslmn::run needs its hidden states; pass need_hidden=True")
@@ -426,7 +441,7 @@ run_op.register_autograd(_differentiate, setup_context=_save)
 run_backward_op.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
 
 
-def _one_by_one(op: Callable[..., Results]) -> Callable[..., Any]:
+def _one_by_one(op: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
     """vmap, as a loop over what is mapped: every member of an ensemble runs at full speed."""
 
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

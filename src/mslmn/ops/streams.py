@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
+Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
 
 
 def both(device: torch.device, first: Callable[[], Tensors], second: Callable[[], Tensors]) -> tuple[Tensors, Tensors]:
@@ -20,7 +20,8 @@ def both(device: torch.device, first: Callable[[], Tensors], second: Callable[[]
     one = first()
     current.wait_stream(side)
     for tensor in two:
-        tensor.record_stream(current)  # the side stream's next use of its memory waits for its readers here
+        if tensor is not None:
+            tensor.record_stream(current)  # the side stream's next use of its memory waits for its readers here
     return one, two
 
 

@@ -138,14 +138,15 @@ def numels(sizes: Sizes) -> list[int]:
 
 
 def unflatten(flat: Tensor, sizes: Sizes) -> list[Tensor]:
-    """The weights, as `Weights.flat` lists them, as views of a tensor that holds one after the other.
+    """The weights, as `Weights.flat` lists them, in the memory of a tensor that holds one after the other, and which
+    nobody else changes.
 
     Neighbours of the same width are cut from one matrix, in one call: for a small network a call per weight takes as
-    long as its backward pass."""
+    long as its backward pass. Autograd need not know that they lie together, so the cuts are unsafe ones, faster."""
     lengths, matrices = _matrices(sizes)
     parts: list[Tensor] = []
-    for values, (shape, rows) in zip(flat.split_with_sizes(lengths), matrices, strict=True):
-        parts += values.view(shape).split_with_sizes(rows)
+    for values, (shape, rows) in zip(flat.unsafe_split_with_sizes(lengths), matrices, strict=True):
+        parts += values.view(shape).unsafe_split_with_sizes(rows)
     return parts
 
 
