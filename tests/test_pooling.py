@@ -128,6 +128,11 @@ def test_dropout_acts_on_what_was_pooled():
     close(output, means(single(stack, 1)(upper)[0], 2))
 
 
+def test_means_of_large_numbers_in_16_bits_are_finite():
+    x = torch.full((9, 1, 1), 30000.0, dtype=torch.float16)
+    assert torch.equal(pooled(x, 4), x[:3])
+
+
 @kinds
 def test_without_pool_nothing_changes(kind):
     plain = make(kind, num_layers=2, bidirectional=True)
@@ -262,7 +267,8 @@ def test_under_autocast_the_output_has_the_type_that_it_has_without_pool(kind, d
                 for found in (layer(input)[0], plain(input)[0])
             )
             assert output.dtype == without.dtype
-            torch.testing.assert_close(output.float().flatten(0, -2), layer(x.float())[0].float().flatten(0, -2))
+            expected = layer(x)[0].float().flatten(0, -2)
+            torch.testing.assert_close(output.float().flatten(0, -2), expected, rtol=0.02, atol=0.02)
     output.sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 

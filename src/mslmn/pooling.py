@@ -30,4 +30,5 @@ def pooled_rows(x: Tensor, places: Tensor, counts: Tensor, P: int) -> Tensor:  #
 
 
 def _means(windows: Tensor, counts: Tensor) -> Tensor:  # (S, P, ..) -> (S, ..)
-    return (windows.sum(1) / counts).to(windows.dtype)  # autocast may widen sums
+    wide = torch.promote_types(windows.dtype, torch.float32)  # a sum in float16 may overflow where its mean does not
+    return (windows.sum(1, dtype=wide) / counts).to(windows.dtype)
