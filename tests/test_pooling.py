@@ -117,6 +117,14 @@ def test_one_layer_pools_its_output(kind):
     close(layer(x)[0], means(single(layer, 0)(x)[0], 2))
 
 
+def test_hidden_states_are_at_the_steps_of_their_layers():
+    stack = make("MSLMN", num_layers=2, pool=2)
+    x = torch.randn(7, 3, 2, dtype=F64)
+    lower, upper = stack.hidden_states(x)
+    close(lower, single(stack, 0).hidden_states(x)[0])
+    close(upper, single(stack, 1).hidden_states(means(single(stack, 0)(x)[0], 2))[0])
+
+
 def test_dropout_acts_on_what_was_pooled():
     stack = make("MSLMN", num_layers=2, pool=2, dropout=0.5)
     x = torch.randn(8, 3, 2, dtype=F64)
