@@ -216,7 +216,7 @@ def test_meta_construction_costs_nothing_and_can_be_made_real(kind):
 CONFIGURED = [
     LMN(4, 6, 3, batch_first=True),
     MSLMN(4, 144, 16, num_modules=9, bidirectional=True, device="meta"),
-    MSLMN(0, 1, 4, 9, 2, False, True, 0.5, True, "xavier", True, True, device="meta"),
+    MSLMN(0, 1, 4, 9, 2, False, True, 0.5, True, "xavier", True, True, 3, device="meta"),
     ClockworkRNN(4, 33, num_modules=9, init="xavier"),
 ]
 

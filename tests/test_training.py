@@ -625,6 +625,7 @@ def test_a_run_from_before_an_option_was_there_goes_on(tmp_path):
     result = run(tmp_path, grow="never")
     content = json.loads((tmp_path / "run.json").read_text())
     del content["model"]["config"]["dropout"], content["model"]["encoder"]["config"]["layer_norm"]
+    del content["model"]["encoder"]["config"]["pool"]
     del content["plan"]["average"]
     (tmp_path / "run.json").write_text(json.dumps(content))
     assert run(tmp_path, resume=True, grow="never").best == result.best

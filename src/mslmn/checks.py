@@ -138,6 +138,32 @@ def check_state(state: object, cells: int, batch: tuple[int, ...], units: int, w
     check_dtype("state.memory", memory, weight)
 
 
+def check_clock(clock: Tensor, period: int) -> None:
+    """Where layers pool, no window may have been left open. Tracers and CUDA graphs cannot wait for the answer."""
+    if not ops.backends.eager() or clock.is_meta or capturing(clock):
+        return
+    period = min(period, torch.iinfo(torch.int64).max)
+    wrong = clock[clock // period * period != clock]
+    if wrong.numel():
+        raise ValueError(
+            f"state.clock must be a multiple of {period}, pool to the power of num_layers, got {wrong[0].item()}; feed "
+            f"chunks whose lengths are multiples of {period}, the last one excepted"
+        )
+
+
+def check_not_captured(x: Tensor) -> None:
+    """A graph would read the tables of windows where they lay on the host, long after they are gone."""
+    if ops.backends.eager() and capturing(x):
+        raise RuntimeError(
+            "a packed batch cannot be pooled in a CUDA graph, and one is being captured; capture a layer without pool, "
+            "or pass a plain tensor"
+        )
+
+
+def capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def check_dtype(name: str, tensor: Tensor, weight: Tensor) -> None:
     """The dtype of the weights, unless autocast is there to convert (it never converts float64)."""
     if tensor.dtype == weight.dtype:

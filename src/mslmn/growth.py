@@ -323,6 +323,8 @@ def _report(
 def _layer(model: SequenceModel) -> MSLMN:
     if not isinstance(model, SequenceModel) or not isinstance(model.encoder, MSLMN):
         raise TypeError(f"only a SequenceModel on an MSLMN grows, got {type(model).__name__}; build one")
+    if model.encoder.pool > 1:  # before anything is fitted, or, by `initialise`, changed
+        raise ValueError(model.encoder._cannot_grow)
     return model.encoder
 
 

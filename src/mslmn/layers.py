@@ -1,7 +1,7 @@
 """LMN, MSLMN and ClockworkRNN: recurrent layers with the manners of `torch.nn.LSTM`.
 
 Dimensions: T steps, B batch, I input size, H hidden size, M memory size per module, g modules (fastest
-first), G = g*M, D directions, L layers, N steps of all sequences of a packed batch together.
+first), G = g*M, D directions, L layers, N steps of all sequences of a packed batch together, P steps that are pooled.
 """
 
 import inspect
@@ -15,15 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import checks, ops
+from . import checks, ops, packing, pooling
 from .cells import INITS, Cell, ClockworkCell, MSLMNCell, largest_singular_values
 from .clock import MAX_MODULES
 
 Device = torch.device | str | int | None
-CANNOT_GROW = (
-    "layer_norm normalises all modules together between layers, so a new one would change what is read of the others; "
-    "build the layer without it to grow it"
-)
 
 
 class State(NamedTuple):
@@ -63,6 +59,7 @@ class ClockedLayer(nn.Module):
         init: str,
         learn_initial_state: bool,
         layer_norm: bool,
+        pool: int,
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
@@ -77,6 +74,7 @@ class ClockedLayer(nn.Module):
         self.init = checks.choice("init", init, INITS)
         self.learn_initial_state = checks.flag("learn_initial_state", learn_initial_state)
         self.layer_norm = checks.flag("layer_norm", layer_norm)
+        self.pool = checks.size("pool", pool)
         checks.float_type("dtype", dtype)
         if self.num_layers == 1 and (self.dropout > 0 or self.layer_norm):
             option, module = (
@@ -127,8 +125,9 @@ class ClockedLayer(nn.Module):
             state: what an earlier call returned, to go on from there; ``None`` starts anew.
 
         Returns:
-            The memory after every step, in the form of the input, last dimension D*G (modules fastest
-            first; forward direction, then backward), and the `State` at each sequence's own end.
+            The memory after every step, or its means where the layer pools, in the form of the input, last
+            dimension D*G (modules fastest first; forward direction, then backward), and the `State` at each
+            sequence's own end.
         """
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, state)
@@ -142,7 +141,7 @@ class ClockedLayer(nn.Module):
             self._check_state(state, (B,) if batched else ())
             if not batched:
                 state = State(state[0].unsqueeze(1), state[1].unsqueeze(0))
-        output, memory, clock = self._run(x, state, B)
+        output, _, memory, clock = self._run(x, state, B)
         clock = ops.filled(T, B, x.device) if state is None and x.is_cuda else clock + T
         if not batched:
             return output.squeeze(1), State(memory.squeeze(1), clock.squeeze(0))
@@ -157,11 +156,11 @@ class ClockedLayer(nn.Module):
             self._check_state(state, (B,))
             if to_packed is not None:
                 state = State(state[0].index_select(1, to_packed), state[1].index_select(0, to_packed))
-        output, memory, clock = self._run(x, state, B, batch_sizes)
+        output, pooled_sizes, memory, clock = self._run(x, state, B, batch_sizes)
         clock = clock + ops.lengths(batch_sizes, B, clock.device)
         if to_caller is not None:
             memory, clock = memory.index_select(1, to_caller), clock.index_select(0, to_caller)
-        return PackedSequence(output, batch_sizes, to_packed, to_caller), State(memory, clock)
+        return PackedSequence(output, pooled_sizes, to_packed, to_caller), State(memory, clock)
 
     def _run(
         self,
@@ -170,13 +169,14 @@ class ClockedLayer(nn.Module):
         B: int,
         batch_sizes: Tensor | None = None,
         hidden: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Every layer and direction: the output, the last memories (L*D, B, G), the clock at the start.
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Every layer and direction: the output and its batch sizes, the last memories (L*D, B, G), the clock at the
+        start.
 
         A list for the hidden states gets those of each cell.
         """
         start = ops.zeros((B,), torch.int64, x.device)
-        clock = start if state is None else state[1]
+        clock = own = start if state is None else state[1]  # the layer's own, in its steps
         last: list[Tensor] = []
         all_cells = list(self.cells._modules.values())  # a third of the time that iteration takes
         D = self.num_directions
@@ -191,12 +191,15 @@ class ClockedLayer(nn.Module):
                 cast(Cell, cell).initial_memory(B) if state is None else state[0][i + d] for d, cell in enumerate(cells)
             ]
             # The backward direction begins at each sequence's last step, so its clock begins too.
-            runs = self._run_layer(cells, x, ms, [clock, start], batch_sizes, hidden is not None)
+            runs = self._run_layer(cells, x, ms, [own, start], batch_sizes, hidden is not None)
             if hidden is not None:
                 hidden += [cast(Tensor, r.hidden) for r in runs]
             last += [r.last for r in runs]
             x = torch.cat([r.memory for r in runs], dim=-1) if self.bidirectional else runs[0].memory
-        return x, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
+            if self.pool > 1:
+                x, batch_sizes = self._pooled(x, batch_sizes)
+                own = own if state is None else own // self.pool
+        return x, batch_sizes, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0), clock
 
     def _run_layer(
         self,
@@ -217,9 +220,21 @@ class ClockedLayer(nn.Module):
             [cell(x, ms[d], clocks[d], batch_sizes, d == 1, need_hidden=need_hidden) for d, cell in enumerate(cells)]
         )
 
+    def _pooled(self, x: Tensor, batch_sizes: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What a layer hands on, and its batch sizes."""
+        if batch_sizes is None:
+            return pooling.pooled(x, self.pool), None
+        checks.check_not_captured(x)
+        P = min(self.pool, len(batch_sizes))
+        sizes, places, counts = map(torch.from_numpy, packing.windows(batch_sizes.numpy(), P))
+        places, counts = packing.to_device(places, x.device), packing.to_device(counts, x.device)
+        return pooling.pooled_rows(x, places, counts, P), sizes
+
     def _check_state(self, state: State, batch: tuple[int, ...]) -> None:
         units = self.num_modules * self._module_size
         checks.check_state(state, len(self.cells), batch, units, self._weight)
+        if self.pool > 1:
+            checks.check_clock(state[1], self.pool**self.num_layers)
 
     @property
     def _weight(self) -> Tensor:
@@ -296,6 +311,14 @@ class MSLMN(ClockedLayer):
                 m <- gain * (m - mean(m)) / sqrt(var(m) + eps) + shift
 
             over all modules and directions; so a stack cannot grow then.
+        pool: each layer hands on the mean of every P = ``pool`` steps, counted from a sequence's first in both
+            directions; the last mean is of the steps that are left:
+
+                y_s = 1/P (m_{P(s-1)+1} + .. + m_{Ps})
+
+            So layer l has P^(l-1) times fewer steps than the input, the output P^L times fewer, rounded up. The clock
+            counts steps of the input; chunks, the last one excepted, must be multiples of P^L long. Such a layer cannot
+            grow.
 
     Example:
         >>> layer = MSLMN(13, 25, 25, num_modules=7)
@@ -318,6 +341,7 @@ class MSLMN(ClockedLayer):
         init: str = "leaky",
         learn_initial_state: bool = False,
         layer_norm: bool = False,
+        pool: int = 1,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -341,6 +365,7 @@ class MSLMN(ClockedLayer):
             init,
             learn_initial_state,
             layer_norm,
+            pool,
             device,
             dtype,
         )
@@ -348,7 +373,7 @@ class MSLMN(ClockedLayer):
         self.memory_size = memory_size
 
     def hidden_states(self, input: Tensor | PackedSequence) -> list[Tensor]:
-        """h at every step, of each of ``cells``: (T, B, H), or (N, H) in the order of a packed input."""
+        """h at every step of its layer, of each of ``cells``: (T, B, H), or (N, H) in the order of a packed input."""
         hidden: list[Tensor] = []
         if isinstance(input, PackedSequence):
             checks.check_packed(input.data, input.batch_sizes, self.input_size, self._weight)
@@ -389,6 +414,21 @@ class MSLMN(ClockedLayer):
             if i >= D:
                 cell.Wxh.unflatten(1, (D, g, M))[:, :, 1:] = 0
 
+    @property
+    def _cannot_grow(self) -> str:
+        """Why not, and what to do; empty if it can."""
+        if self.norms is not None:
+            return (
+                "layer_norm normalises all modules together between layers, so a new one would change what is read of "
+                "the others; build the layer without it to grow it"
+            )
+        if self.pool > 1:
+            return (
+                f"pool={self.pool} lets hidden states of the layers, and the output, go at different clocks, so no new "
+                "module can be fitted to them; build the layer without it to grow it"
+            )
+        return ""
+
     def grow(self, A: Tensor | Sequence[Tensor], B: Tensor | Sequence[Tensor]) -> None:
         """Add a module, slower than all others, to every layer and direction.
 
@@ -400,8 +440,8 @@ class MSLMN(ClockedLayer):
             A: (M, H); for several cells a list, one for each of ``cells``.
             B: (M, M), likewise.
         """
-        if self.norms is not None:
-            raise ValueError(CANNOT_GROW)
+        if self._cannot_grow:
+            raise ValueError(self._cannot_grow)
         As, Bs = ([X] if isinstance(X, Tensor) else list(X) for X in (A, B))
         checks.check_module(As, Bs, len(self.cells), self.memory_size, self.hidden_size, self.num_modules)
         for i, (cell, A_i, B_i) in enumerate(zip(cast(Iterable[MSLMNCell], self.cells), As, Bs, strict=True)):
@@ -434,6 +474,7 @@ class LMN(MSLMN):
         init: str = "leaky",
         learn_initial_state: bool = False,
         layer_norm: bool = False,
+        pool: int = 1,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -450,6 +491,7 @@ class LMN(MSLMN):
             init,
             learn_initial_state,
             layer_norm,
+            pool,
             device,
             dtype,
         )
@@ -475,7 +517,7 @@ class ClockworkRNN(ClockedLayer):
         input_size: features per step (I); 0 for a network without input.
         hidden_size: units of each module (M).
         num_modules: modules (g).
-        num_layers, bias, batch_first, dropout, bidirectional, init, learn_initial_state, layer_norm: see `MSLMN`.
+        num_layers, bias, batch_first, dropout, bidirectional, init, learn_initial_state, layer_norm, pool: see `MSLMN`.
     """
 
     def __init__(
@@ -491,6 +533,7 @@ class ClockworkRNN(ClockedLayer):
         init: str = "leaky",
         learn_initial_state: bool = False,
         layer_norm: bool = False,
+        pool: int = 1,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -513,6 +556,7 @@ class ClockworkRNN(ClockedLayer):
             init,
             learn_initial_state,
             layer_norm,
+            pool,
             device,
             dtype,
         )

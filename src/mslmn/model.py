@@ -130,7 +130,8 @@ class SequenceModel(nn.Module):
         encoder: a layer of this package, or `nn.RNN`, `nn.LSTM`, `nn.GRU` to compare with.
         output_size: O.
         output: ``"last"`` reads the final memory of each direction, at each sequence's own end, and gives ``(B, O)``;
-            ``"all"`` reads the memory at every step and gives the form of the input.
+            ``"all"`` reads the encoder's output at every step and gives its form: that of the input, with fewer steps
+            where the encoder pools.
         norm: normalises the memory before it is read: ``"module"`` each module by itself, see `ModuleNorm`;
             ``"prefix"`` by itself and the faster ones, see `PrefixNorm`; ``"layer"`` all together, see `MemoryNorm`.
         dropout: probability of dropping a value that the readout reads, in training.

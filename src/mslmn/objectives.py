@@ -111,7 +111,7 @@ class NMSE(Objective):
         if y.shape != expected.shape:
             raise ValueError(
                 f"the target must have the shape of the output, {tuple(y.shape)}, got {tuple(expected.shape)}; "
-                "one value per output and step"
+                "one value per output and step, of which a layer with pool leaves fewer"
             )
         error = (y - expected).square().sum() / (self.variance or 1.0)
         return Score(error, error.new_full((), y.numel()))
@@ -144,7 +144,8 @@ class CrossEntropy(Objective):
         if logits.shape[:-1] != classes.shape or classes.is_floating_point():
             raise ValueError(
                 f"targets must be class numbers of shape {tuple(logits.shape[:-1])}, got {classes.dtype} "
-                f"{tuple(classes.shape)}; one number for each row of the output"
+                f"{tuple(classes.shape)}; one number for each row of the output, of which a layer with pool leaves "
+                "fewer"
             )
         O = logits.shape[-1]
         if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < O:
@@ -159,7 +160,9 @@ class CTC(Objective):
     """Transcription: connectionist temporal classification (Graves et al. 2006), label 0 is the blank.
 
     The output is at every step (``output="all"``), packed, or ``(T, B, O)`` where all are equally long; a target is a
-    list of label sequences, one tensor each. The loss of a sequence that is too short for its labels counts zero.
+    list of label sequences, one tensor each. The loss of a sequence that is too short for its labels counts zero,
+    so nothing is learnt from it: a layer with ``pool`` leaves fewer steps, of which each label needs one, and one more
+    between two that are the same.
     On CUDA devices it is computed by kernels of ours, if they can be compiled, or else by torch.
     """
 
@@ -325,7 +328,10 @@ def _in_step(output: Any, target: Any) -> Tensor:
         if same:
             rows = rows.index_select(0, packing.rows(target, order).to(rows.device))
     if not same:
-        raise ValueError("each target must be as long as its sequence; pack both in the same order")
+        raise ValueError(
+            "each target must be as long as its sequence, or, where a layer pools, as its output; pack both in the "
+            "same order"
+        )
     return rows
 
 

@@ -56,6 +56,15 @@ def coordinates(batch_sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
     return steps, np.arange(len(steps)) - starts[steps]
 
 
+def windows(batch_sizes: NDArray[np.int64], P: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Windows of P steps, from each sequence's first on, as the rows of a packed batch: its batch sizes; where each row
+    goes, if every window has P places, one after the other; and how many rows each window has."""
+    sizes = np.ascontiguousarray(batch_sizes[::P])
+    steps, sequences = coordinates(batch_sizes)
+    window = (np.cumsum(sizes) - sizes)[steps // P] + sequences
+    return sizes, P * window + steps - steps // P * P, np.bincount(window)
+
+
 def rows(packed: PackedSequence, order: Tensor) -> Tensor:
     """Where the rows of a packed batch are once its sequences come in another order, of equally long ones."""
     sizes = packed.batch_sizes.numpy()

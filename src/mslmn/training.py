@@ -31,7 +31,7 @@ from . import checkpoint, checks, clock, growth, packing
 from .cells import widened
 from .checkpoint import CheckpointError
 from .data import buckets
-from .layers import CANNOT_GROW, MSLMN
+from .layers import MSLMN
 from .model import MemoryNorm, SequenceModel
 from .objectives import Objective
 from .step import Step
@@ -205,8 +205,8 @@ class _Run:
                 "norm='layer' normalises all modules together, so the model cannot grow; build it with norm='prefix' "
                 "or 'module', or train it under Plan(grow='never')"
             )
-        if self._grows and isinstance(model.encoder, MSLMN) and model.encoder.norms is not None:
-            raise ValueError(f"{CANNOT_GROW}, or train the model under Plan(grow='never')")
+        if self._grows and isinstance(model.encoder, MSLMN) and model.encoder._cannot_grow:
+            raise ValueError(f"{model.encoder._cannot_grow}, or train the model under Plan(grow='never')")
         _connect(device)
         self.rank = distributed.get_rank() if _connected() else 0
         self.world = distributed.get_world_size() if _connected() else 1
@@ -871,7 +871,7 @@ def _nested(flat: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def _without_modules(description: dict[str, Any]) -> dict[str, Any]:
     encoder = description["encoder"]
-    config = {"layer_norm": False, **encoder["config"]}  # runs from before it was there, as the next one
+    config = {"layer_norm": False, "pool": 1, **encoder["config"]}  # runs from before they were there, as the next
     config.pop("num_modules", None)
     whole = {"dropout": 0.0, **description["config"]}
     return {**description, "config": whole, "encoder": {**encoder, "config": config}}
