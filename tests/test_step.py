@@ -26,6 +26,8 @@ LAYERS = {
     "projected": lambda: MSLMN(17, 5, 4, num_modules=5),
     "LMN": lambda: LMN(3, 6, 5),
     "ClockworkRNN": lambda: ClockworkRNN(3, 4, num_modules=3, bidirectional=True, num_layers=2),
+    "pooled": lambda: MSLMN(3, 5, 4, num_modules=2, num_layers=2, bidirectional=True, layer_norm=True, pool=2),
+    "pooled by three": lambda: MSLMN(3, 5, 4, num_modules=2, num_layers=2, pool=3),
     "many units": lambda: MSLMN(3, 34, 8, num_modules=2, bidirectional=True),
 }
 
@@ -158,21 +160,32 @@ def test_graphs_compute_the_same_bits(norm, drawn, monkeypatch):
     assert all(torch.equal(replayed[1][name], called[1][name]) for name in called[1])
 
 
-@given(st.integers(1, 40), st.integers(1, 200), st.integers(1, 60), st.data())
-def test_a_room_has_what_a_batch_needs(B, longest, labels, data):
+@given(st.integers(1, 40), st.integers(1, 200), st.integers(1, 60), st.integers(1, 4), st.data())
+def test_a_room_has_what_a_batch_needs(B, longest, labels, pool, data):
     lengths = sorted(data.draw(st.lists(st.integers(1, longest), min_size=B, max_size=B)), reverse=True)
     packed = packing.pack([torch.zeros(n, 1) for n in lengths])
     N = min(rounded(sum(lengths)), B * longest)
-    room = Room(B, N, labels, False, longest, O, packed.data)
-    sizes = room.batch_sizes.numpy()
-    assert len(sizes) == room.T >= lengths[0] and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
-    assert sizes.sum() == N >= sum(lengths)
+    poolings = data.draw(st.integers(0, 3)) if pool > 1 else 0
+    room = Room(B, N, labels, False, longest, O, packed.data, pool=pool, poolings=poolings)
     target = [torch.ones(data.draw(st.integers(0, labels)), dtype=torch.long) for _ in lengths]
     room.x.fill_(float("nan"))  # of an earlier batch
     room.take(packed, target)
-    assert not room.x.any()
-    assert room.packing[: lengths[0] + 1].tolist() == [0, *packed.batch_sizes.cumsum(0).tolist()]
-    assert room.packing[room.T + 1 : room.T + 1 + B].tolist() == lengths
+    assert not room.x.any() and len(room.x) == N
+    found, tables = packed.batch_sizes.numpy(), [room.packing, *(p.table for p in room.poolings)]
+    for i, (T, table) in enumerate(zip(room.steps, tables, strict=True)):
+        sizes = room.batch_sizes.numpy() if i == 0 else room.poolings[i - 1].batch_sizes.numpy()
+        assert len(sizes) == T >= len(found) and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
+        assert sizes.sum() >= found.sum()
+        assert table[: len(found) + 1].tolist() == [0, *found.cumsum().tolist()]
+        assert table[T + 1 : T + 1 + B].tolist() == packing.lengths_of(found).tolist()
+        if i < poolings:
+            pooling, rows = room.poolings[i], found.sum()
+            found, places, counts = packing.windows(found, pool)
+            windows = len(pooling.counts)
+            assert len(pooling.places) == sizes.sum() and windows == pooling.batch_sizes.sum() > len(counts)
+            assert pooling.places[:rows].tolist() == places.tolist()
+            assert (pooling.places[rows:] // pool == windows - 1).all()  # the spare one
+            assert pooling.counts.tolist() == [*counts.tolist(), *[1] * (windows - len(counts))]
 
 
 @given(st.integers(1, 10**6))

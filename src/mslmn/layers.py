@@ -100,6 +100,11 @@ class ClockedLayer(nn.Module):
         return self.num_directions * self.num_modules * self._module_size
 
     @property
+    def window(self) -> int:
+        """Steps of the input that one of the output stands for."""
+        return int(self.pool**self.num_layers)
+
+    @property
     def config(self) -> dict[str, object]:
         """The constructor's arguments, less device and dtype: with them the class builds its like."""
         return {name: getattr(self, name) for name in self._signature() if name not in ("device", "dtype")}
@@ -224,6 +229,8 @@ class ClockedLayer(nn.Module):
         """What a layer hands on, and its batch sizes."""
         if batch_sizes is None:
             return pooling.pooled(x, self.pool), None
+        if (placed := ops.next_pooling()) is not None:
+            return pooling.pooled_rows(x, placed.places, placed.counts, self.pool), placed.batch_sizes
         checks.check_not_captured(x)
         P = min(self.pool, len(batch_sizes))
         sizes, places, counts = map(torch.from_numpy, packing.windows(batch_sizes.numpy(), P))
@@ -234,7 +241,7 @@ class ClockedLayer(nn.Module):
         units = self.num_modules * self._module_size
         checks.check_state(state, len(self.cells), batch, units, self._weight)
         if self.pool > 1:
-            checks.check_clock(state[1], self.pool**self.num_layers)
+            checks.check_clock(state[1], self.window)
 
     @property
     def _weight(self) -> Tensor:

@@ -11,6 +11,7 @@ This is for transcription, by models of this package, in one process. All else i
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -105,7 +106,7 @@ class Step:
 
     def _compute_in(self, room: "Room") -> None:
         """The same for what lies in a room; nothing waits, nothing depends on the batch but by its tables."""
-        with ops.placed(room.packing), self._kept(room.kept), self.update.aside() as aside:
+        with ops.placed(room.packing, room.poolings), self._kept(room.kept), self.update.aside() as aside:
             output = self.model(PackedSequence(room.x, room.batch_sizes))
             score = room.objective.loss(output.data, room.target)
             sums = torch.stack([score.total.detach(), score.items]).double()
@@ -173,7 +174,9 @@ class Step:
         B = int(input.batch_sizes[0])
         key = B, min(rounded(x.shape[0]), B * T), labels, flat
         if key not in self.rooms:
-            self.rooms[key] = Room(*key, T, model.output_size, x, model.dropout, encoder.output_size)
+            poolings = encoder.num_layers if encoder.pool > 1 else 0
+            kept = model.dropout, encoder.output_size
+            self.rooms[key] = Room(*key, T, model.output_size, x, *kept, encoder.pool, poolings)
         return self.rooms[key]
 
 
@@ -191,29 +194,51 @@ class Room:
         like: Tensor,
         dropout: float = 0.0,
         features: int = 0,  # of which some are dropped
+        pool: int = 1,  # steps of a window,
+        poolings: int = 0,  # and how often
     ) -> None:
         T = min(longest, N - B + 1)
-        self.batch_sizes = torch.from_numpy(_sizes(B, T, N))
-        self.objective = PlacedCTC(B, T, N, O, labels, flat)
         self.x = like.new_zeros(N, like.shape[1])
+        self.pool = pool
+        sizes = [(T, N)]  # steps and rows, before and after each pooling
+        for _ in range(poolings):  # a step more, and a window more, where rows of no step go
+            T, N = -(-T // pool) + 1, (N + B * (pool - 1)) // pool + 1
+            sizes.append((T, N))
+        self.objective = PlacedCTC(B, T, N, O, labels, flat)
         self.dropout = dropout
         self.kept = like.new_empty(N, features) if dropout else None
-        self.tables = torch.zeros(T + 2 * B + 2 + self.objective.size, dtype=torch.int64, device=like.device)
-        self.packing, self.target = self.tables.split([T + 2 * B + 2, self.objective.size])
-        self.T = T
+        parts = [size for (t, n), (_, after) in pairwise(sizes) for size in (t + 2 * B + 2, n, after)]
+        parts += [T + 2 * B + 2, self.objective.size]
+        self.tables = torch.zeros(sum(parts), dtype=torch.int64, device=like.device)
+        *tables, last, self.target = self.tables.split(parts)
+        packings = [*tables[::3], last]
+        batch_sizes = [torch.from_numpy(_sizes(B, t, n)) for t, n in sizes]
+        self.packing, self.batch_sizes = packings[0], batch_sizes[0]
+        self.poolings = list(map(ops.Pooling, tables[1::3], tables[2::3], batch_sizes[1:], packings[1:]))
+        self.steps = [t for t, _ in sizes]
         self.used = False
         self.graph: Graph | None = None
 
     def take(self, input: PackedSequence, target: Sequence[Tensor]) -> None:
         """A batch, on its way while the one before is computed."""
         sizes = input.batch_sizes.numpy()
-        tables = np.concatenate([ops.packing_table(sizes, self.T), self.objective.table(target, sizes)])
-        self.tables.copy_(packing.to_device(torch.from_numpy(tables), self.tables.device))
+        tables = []
+        for T, pooling in zip(self.steps, self.poolings, strict=False):
+            tables.append(ops.packing_table(sizes, T))
+            sizes, places, counts = packing.windows(sizes, self.pool)
+            S = len(pooling.counts)
+            tables += [_filled(places, len(pooling.places), self.pool * (S - 1)), _filled(counts, S, 1)]
+        tables += [ops.packing_table(sizes, self.steps[-1]), self.objective.table(target, sizes)]
+        self.tables.copy_(packing.to_device(torch.from_numpy(np.concatenate(tables)), self.tables.device))
         self.x[: len(input.data)].copy_(input.data)
         self.x[len(input.data) :].zero_()  # products go over rows of no step: NaN of an earlier batch would stay
         if self.kept is not None:
             p = 1 - self.dropout
             self.kept.bernoulli_(p).mul_(1 / p if p else 0.0)
+
+
+def _filled(values: NDArray[np.int64], size: int, value: int) -> NDArray[np.int64]:
+    return np.append(values, np.full(size - len(values), value))
 
 
 def rounded(N: int) -> int:

@@ -15,6 +15,7 @@ from ..data import handwriting as pen
 from ..data.handwriting import Handwriting
 from ..growth import evaluation
 from ..inputs import standardise
+from ..layers import ClockedLayer
 from ..model import SequenceModel
 from ..objectives import CTC, character_accuracy, collapsed
 from ..training import Result, derive, fit
@@ -177,15 +178,21 @@ def examples(model: SequenceModel, data: Handwriting, paths: Sequence[NDArray[np
     features = [data.features[test[i]] for i in chosen]
     with evaluation(model):
         memory = model.encoder(torch.from_numpy(features[0]))[0]
-    half = memory[:, : memory.shape[1] // 2]  # the forward direction
+    half = by_step(model, memory[:, : memory.shape[1] // 2].numpy(), len(features[0]))  # the forward direction
     points = [np.column_stack([pen.places(x, data.kind), x[:, 3]]) for x in features]
     alphabet = data.alphabet
     return {
         "starts": np.cumsum([0, *map(len, features)]),
         "points": np.concatenate(points),
-        "labels": np.concatenate([paths[i] for i in chosen]),
+        "labels": np.concatenate([by_step(model, paths[i], len(x)) for i, x in zip(chosen, features, strict=True)]),
         "characters": np.array([alphabet.decode([label]) for label in range(alphabet.outputs)]),
         "expected": np.array([alphabet.decode(alphabet.encode(data.texts[test[i]])) for i in chosen]),
         "recognised": np.array([alphabet.decode(collapsed(paths[i])) for i in chosen]),
-        "memory": half.unflatten(-1, (model.num_modules, -1)).numpy(),
+        "memory": half.reshape(len(half), model.num_modules, -1),
     }
+
+
+def by_step(model: SequenceModel, values: NDArray[Any], T: int) -> NDArray[Any]:
+    """What a model that pools says of its windows, of each of their T steps."""
+    window = model.encoder.window if isinstance(model.encoder, ClockedLayer) else 1
+    return np.repeat(values, window, axis=0)[:T]

@@ -25,7 +25,8 @@ class Settings:
     memory: int | None = None  # per module, of LMN and MS-LMN
     modules: int = 1  # of CW-RNN and MS-LMN; the most that incremental training adds
     layers: int = 1  # on top of each other, each of these sizes
-    layer_norm: bool = False  # between them; of ours
+    layer_norm: bool = False  # between them; of ours, as the next one
+    pool: int = 1  # steps of which a layer hands on the mean
     init: str = "xavier"
     standardise: float = 0.0  # gain of standardised inputs for first weights, see `standardise`; 0: as they are
     silent: bool = False  # only the fastest module is heard at first, see `SequenceModel.silence`; of MS-LMN
@@ -121,6 +122,7 @@ def build(
         "bidirectional": bidirectional,
         "num_layers": settings.layers,
         "layer_norm": settings.layer_norm and settings.layers > 1,
+        "pool": settings.pool,
     }
     hidden, memory = settings.hidden, settings.memory_size
     encoder: nn.Module

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import backends, ctc, cuda, fused, reference
-from .cuda import packing_table, placed
+from .cuda import Pooling, next_pooling, packing_table, placed
 from .fused import Gradients, gradients_aside
 from .weights import KeptWeights, Weights
 from .zeros import filled, zeros
@@ -20,6 +20,7 @@ from .zeros import filled, zeros
 __all__ = [
     "Gradients",
     "KeptWeights",
+    "Pooling",
     "Run",
     "Weights",
     "autocast_enabled",
@@ -27,6 +28,7 @@ __all__ = [
     "filled",
     "gradients_aside",
     "lengths",
+    "next_pooling",
     "packing_table",
     "placed",
     "places",

@@ -26,6 +26,7 @@ __all__ = [
     "backward",
     "compiler",
     "forward",
+    "next_pooling",
     "packing_table",
     "place",
     "placed",
@@ -545,17 +546,38 @@ def packing_table(sizes: NDArray[np.int64], T: int) -> NDArray[np.int64]:
     return table
 
 
+class Pooling(NamedTuple):
+    """Where a placed batch lies once a layer has pooled it: see `pooling.pooled_rows`."""
+
+    places: Tensor  # (N,): rows of no step go to a window of their own
+    counts: Tensor  # (S,)
+    batch_sizes: Tensor  # for as many windows as there is room for
+    table: Tensor  # `packing_table` of the windows
+
+
 @contextmanager
-def placed(table: Tensor) -> Iterator[None]:
+def placed(table: Tensor, poolings: Sequence[Pooling] = ()) -> Iterator[None]:
     """Within the block, and in the plain backward passes of what it computes, the packed batch lies as ``table`` says,
     a `packing_table` on the device, and not as its batch_sizes, which only tell how many steps, sequences and rows
     there is room for. So a CUDA graph takes batches of any sizes. Rows of no step come out as zeros, and nothing
-    depends on them."""
-    before, _here.place = place(), table
+    depends on them. What the batch becomes by ``poolings``, one after the other, lies as their tables say."""
+    before = place(), getattr(_here, "poolings", None)
+    _here.place, _here.poolings = table, iter(poolings)
     try:
         yield
     finally:
-        _here.place = before
+        _here.place, _here.poolings = before
+
+
+def next_pooling() -> Pooling | None:
+    """The next one of a placed batch, which from now on lies as it says; None if none is placed."""
+    if place() is None:
+        return None
+    found: Pooling | None = next(_here.poolings, None)
+    if found is None:
+        raise RuntimeError("a placed batch is pooled that has no tables for it, see ops.placed; do without it here")
+    _here.place = found.table
+    return found
 
 
 def place() -> Tensor | None:

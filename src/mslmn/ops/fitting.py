@@ -6,7 +6,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .weights import KeptWeights, Sizes, Weights, numels, shapes
+from .weights import Fit, KeptWeights, Sizes, Weights, numels, shapes
 
 
 def plain(t: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
     if not all(map(Tensor.is_contiguous, flat)):
         flat = list(map(Tensor.contiguous, flat))
     addresses = list(map(Tensor.data_ptr, flat))
-    key = [m.dtype, device, *map(_dtype, flat), *addresses]  # an address is one device's
     fits = w.fits if isinstance(w, KeptWeights) else None
-    if fits is not None and fits[0] == key:
-        return flat, fits[1]
+    same = fits is not None and fits.addresses == addresses and fits.device == device  # an address is one device's
+    if same and fits is not None and {m.dtype}.issuperset(map(_dtype, flat)):
+        return flat, fits.listed
     if any(t.dtype != m.dtype or t.device != device for t in flat):
         _refuse(flat, sizes, m, x)
     if any(map(Tensor.is_neg, flat)):
@@ -70,16 +70,14 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         return flat, _listed(list(map(Tensor.data_ptr, flat)), sizes)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
-        w.fits = key, found
+        w.fits = Fit(device, addresses, found)
     return flat, found
 
 
 def unmoved(w: Weights) -> list[int] | None:
     """Where the weights lie, if they do so where the last pass found them fitting."""
     fits = w.fits if isinstance(w, KeptWeights) else None
-    if fits is None or list(map(Tensor.data_ptr, w.flat())) != fits[0][-len(w.flat()) :]:
-        return None
-    return fits[1]
+    return fits.listed if fits is not None and fits.addresses == list(map(Tensor.data_ptr, w.flat())) else None
 
 
 _dtype = attrgetter("dtype")

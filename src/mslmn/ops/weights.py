@@ -82,11 +82,19 @@ class Weights(NamedTuple):
         return cls(Wxh, b_h, [] if clockwork else parts[0], parts[-2], parts[-1], b_m)
 
 
+class Fit(NamedTuple):
+    """Where `fitting` found weights that fit."""
+
+    device: torch.device
+    addresses: list[int]  # of each weight
+    listed: list[int]  # the same as kernels take them
+
+
 class KeptWeights(Weights):
     """Parameters of a cell that are kept from pass to pass because they are the same objects: what follows from that,
     and where they lay, is found out once. A small network's pass is a matter of microseconds."""
 
-    fits: tuple[list[object], list[int]] | None = None  # what `fitting` looked at, and found
+    fits: Fit | None = None
 
     def flat(self) -> list[Tensor]:
         return self._flat
