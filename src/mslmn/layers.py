@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -161,8 +161,9 @@ class ClockedLayer(nn.Module):
             self._check_state(state, (B,))
             if to_packed is not None:
                 state = State(state[0].index_select(1, to_packed), state[1].index_select(0, to_packed))
+        lengths = ops.lengths(batch_sizes, B, x.device)
         output, pooled_sizes, memory, clock = self._run(x, state, B, batch_sizes)
-        clock = clock + ops.lengths(batch_sizes, B, clock.device)
+        clock = clock + lengths
         if to_caller is not None:
             memory, clock = memory.index_select(1, to_caller), clock.index_select(0, to_caller)
         return PackedSequence(output, pooled_sizes, to_packed, to_caller), State(memory, clock)
@@ -183,7 +184,7 @@ class ClockedLayer(nn.Module):
         start = ops.zeros((B,), torch.int64, x.device)
         clock = own = start if state is None else state[1]  # the layer's own, in its steps
         last: list[Tensor] = []
-        all_cells = list(self.cells._modules.values())  # a third of the time that iteration takes
+        all_cells = list(self._cells.values())  # a third of the time that iteration takes
         D = self.num_directions
         for layer in range(self.num_layers):
             if layer > 0 and self.norms is not None:
@@ -245,7 +246,11 @@ class ClockedLayer(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        return cast(Cell, self.cells._modules["0"]).weight
+        return cast(Cell, self._cells["0"]).weight
+
+    @property
+    def _cells(self) -> dict[str, nn.Module]:
+        return cast(Any, self)._modules["cells"]._modules  # type: ignore[no-any-return]  # in half the time
 
     def extra_repr(self) -> str:
         defaults = self._signature()

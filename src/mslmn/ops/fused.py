@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import backends, clocked, cpu, cuda, streams
 from .backends import choose_for
-from .weights import Sizes, Weights, are_plain, have_memory, unflatten
+from .weights import KeptWeights, Sizes, Weights, are_plain, have_memory, unflatten
 
 Results = tuple[Tensor, Tensor | None, Tensor]  # memories, hidden states (None if not needed), last memories
 Derived = tuple[Tensor | None, Tensor, Tensor]  # gradients of x (None if not needed), of m, and of the weights
@@ -232,13 +232,14 @@ def _keep(ctx: Any, *weights: Weights) -> list[Tensor]:
     """What autograd is to save of the weights for `_kept`. Parameters are not saved one by one: to do so for dozens of
     small ones, and to look at each again, takes longer than to compute their gradients."""
     ctx.forms = [(w.Wxh is None, w.has_bias) for w in weights]
-    flat = [t for w in weights for t in w.flat()]
     ctx.parameters = None
-    if all(type(t) is nn.Parameter for t in flat):
+    kept = all(isinstance(w, KeptWeights) for w in weights)  # those are parameters
+    flat = [] if kept else [t for w in weights for t in w.flat()]
+    if kept or all(type(t) is nn.Parameter for t in flat):
         with suppress(RuntimeError):  # of inference tensors, which autograd refuses with a remedy
             ctx.parameters = [(w, w.version()) for w in weights]
             return []
-    return flat
+    return flat or [t for w in weights for t in w.flat()]
 
 
 def _kept(ctx: Any, saved: Sequence[Tensor]) -> list[Weights]:
