@@ -117,7 +117,7 @@ def test_dropout_is_drawn_before_what_is_replayed(monkeypatch):
     assert masks[0].unique().tolist() == pytest.approx([0.0, 1 / 0.75]) and 0.7 < (masks[0] > 0).double().mean() < 0.8
     seen = []
     monkeypatch.setattr(model.readout, "forward", lambda x: seen.append(x) or x)
-    x = PackedSequence(torch.randn(room.x.shape), room.batch_sizes)
+    x = PackedSequence(torch.randn(room.x.shape), room.batch_sizes[0])
     with one._kept(room.kept):
         model(x)
     torch.testing.assert_close(seen[0], model.features(x).data * masks[1])
@@ -171,15 +171,15 @@ def test_a_room_has_what_a_batch_needs(B, longest, labels, pool, data):
     room.x.fill_(float("nan"))  # of an earlier batch
     room.take(packed, target)
     assert not room.x.any() and len(room.x) == N
-    found, tables = packed.batch_sizes.numpy(), [room.packing, *(p.table for p in room.poolings)]
-    for i, (T, table) in enumerate(zip(room.steps, tables, strict=True)):
-        sizes = room.batch_sizes.numpy() if i == 0 else room.poolings[i - 1].batch_sizes.numpy()
-        assert len(sizes) == T >= len(found) and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
+    found = packed.batch_sizes.numpy()
+    for i, (table, sizes) in enumerate(zip(room.packings, map(torch.Tensor.numpy, room.batch_sizes), strict=True)):
+        T = len(sizes)
+        assert len(found) <= T and sizes[0] == B and sizes[-1] >= 1 and (np.diff(sizes) <= 0).all()
         assert sizes.sum() >= found.sum()
         assert table[: len(found) + 1].tolist() == [0, *found.cumsum().tolist()]
         assert table[T + 1 : T + 1 + B].tolist() == packing.lengths_of(found).tolist()
         if i < poolings:
-            pooling, rows = room.poolings[i], found.sum()
+            pooling, rows = room.poolings()[i], found.sum()
             found, places, counts = packing.windows(found, pool)
             windows = len(pooling.counts)
             assert len(pooling.places) == sizes.sum() and windows == pooling.batch_sizes.sum() > len(counts)

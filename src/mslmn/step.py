@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from . import growth, ops, packing
+from . import growth, ops, packing, pooling
 from .cells import Cell, ClockworkCell, MSLMNCell, PerModule
 from .layers import LMN, MSLMN, ClockedLayer, ClockworkRNN
 from .model import NORMS, Readout, SequenceModel
@@ -106,8 +106,8 @@ class Step:
 
     def _compute_in(self, room: "Room") -> None:
         """The same for what lies in a room; nothing waits, nothing depends on the batch but by its tables."""
-        with ops.placed(room.packing, room.poolings), self._kept(room.kept), self.update.aside() as aside:
-            output = self.model(PackedSequence(room.x, room.batch_sizes))
+        with ops.placed(room.packings[0], room.poolings()), self._kept(room.kept), self.update.aside() as aside:
+            output = self.model(PackedSequence(room.x, room.batch_sizes[0]))
             score = room.objective.loss(output.data, room.target)
             sums = torch.stack([score.total.detach(), score.items]).double()
             self.total += sums
@@ -207,28 +207,20 @@ class Room:
         self.objective = PlacedCTC(B, T, N, O, labels, flat)
         self.dropout = dropout
         self.kept = like.new_empty(N, features) if dropout else None
-        parts = [size for (t, n), (_, after) in pairwise(sizes) for size in (t + 2 * B + 2, n, after)]
-        parts += [T + 2 * B + 2, self.objective.size]
+        parts = [*(t + 2 * B + 2 for t, _ in sizes), self.objective.size]
         self.tables = torch.zeros(sum(parts), dtype=torch.int64, device=like.device)
-        *tables, last, self.target = self.tables.split(parts)
-        packings = [*tables[::3], last]
-        batch_sizes = [torch.from_numpy(_sizes(B, t, n)) for t, n in sizes]
-        self.packing, self.batch_sizes = packings[0], batch_sizes[0]
-        self.poolings = list(map(ops.Pooling, tables[1::3], tables[2::3], batch_sizes[1:], packings[1:]))
-        self.steps = [t for t, _ in sizes]
+        *self.packings, self.target = self.tables.split(parts)
+        self.batch_sizes = [torch.from_numpy(_sizes(B, t, n)) for t, n in sizes]
         self.used = False
         self.graph: Graph | None = None
 
     def take(self, input: PackedSequence, target: Sequence[Tensor]) -> None:
         """A batch, on its way while the one before is computed."""
-        sizes = input.batch_sizes.numpy()
-        tables = []
-        for T, pooling in zip(self.steps, self.poolings, strict=False):
-            tables.append(ops.packing_table(sizes, T))
-            sizes, places, counts = packing.windows(sizes, self.pool)
-            S = len(pooling.counts)
-            tables += [_filled(places, len(pooling.places), self.pool * (S - 1)), _filled(counts, S, 1)]
-        tables += [ops.packing_table(sizes, self.steps[-1]), self.objective.table(target, sizes)]
+        sizes = [input.batch_sizes.numpy()]
+        for _ in self.packings[1:]:
+            sizes.append(np.ascontiguousarray(sizes[-1][:: self.pool]))
+        tables = [ops.packing_table(found, len(room)) for found, room in zip(sizes, self.batch_sizes, strict=True)]
+        tables.append(self.objective.table(target, sizes[-1]))
         self.tables.copy_(packing.to_device(torch.from_numpy(np.concatenate(tables)), self.tables.device))
         self.x[: len(input.data)].copy_(input.data)
         self.x[len(input.data) :].zero_()  # products go over rows of no step: NaN of an earlier batch would stay
@@ -236,9 +228,14 @@ class Room:
             p = 1 - self.dropout
             self.kept.bernoulli_(p).mul_(1 / p if p else 0.0)
 
-
-def _filled(values: NDArray[np.int64], size: int, value: int) -> NDArray[np.int64]:
-    return np.append(values, np.full(size - len(values), value))
+    def poolings(self) -> list[ops.Pooling]:
+        """How layers pool what lies here."""
+        found = []
+        for (table, sizes), (below, fewer) in pairwise(zip(self.packings, self.batch_sizes, strict=True)):
+            N, S = int(sizes.sum()), int(fewer.sum())
+            places, counts = pooling.placed_windows(table, len(sizes), N, below, len(fewer), S, self.pool)
+            found.append(ops.Pooling(places, counts, fewer, below))
+        return found
 
 
 def rounded(N: int) -> int:

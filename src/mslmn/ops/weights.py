@@ -154,7 +154,8 @@ def unflatten(flat: Tensor, sizes: Sizes) -> list[Tensor]:
     lengths, matrices = _matrices(sizes)
     parts: list[Tensor] = []
     for values, (shape, rows) in zip(flat.unsafe_split_with_sizes(lengths), matrices, strict=True):
-        parts += values.view(shape).unsafe_split_with_sizes(rows)
+        matrix = values.view(shape) if len(shape) > 1 else values
+        parts += matrix.unsafe_split_with_sizes(rows) if len(rows) > 1 else (matrix,)
     return parts
 
 
