@@ -4,7 +4,8 @@ Losses and metrics are sums and counts, so that they add up over batches and pro
 were cut.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,11 +266,17 @@ def character_accuracy(found: Sequence[int], expected: Sequence[int]) -> float:
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
     """Levenshtein's, by rapidfuzz if it is there."""
+    return int(_distance()(a, b))
+
+
+@lru_cache
+def _distance() -> Callable[[Sequence[int], Sequence[int]], int]:
+    """Found out once: to look in vain for a package takes longer than a short distance."""
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        return _edit_distance(a, b)
-    return int(Levenshtein.distance(a, b))
+        return _edit_distance
+    return Levenshtein.distance
 
 
 def _edit_distance(a: Sequence[int], b: Sequence[int]) -> int:

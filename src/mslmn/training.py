@@ -779,11 +779,11 @@ class _EpochLoader:
         if not noise and not plan.distort:
             return None
 
+        mixtures = _mixtures(self.run.train.pairs, plan.distort, seed) if plan.distort else None
+
         def change(i: int, x: Tensor) -> Tensor:
-            if plan.distort:
-                I = x.shape[1]
-                generator = torch.Generator().manual_seed(derive(seed, "distort", i))
-                x = x + x @ (plan.distort * torch.randn(I, I, generator=generator)).to(x)
+            if mixtures is not None:
+                x = x @ mixtures[i].to(x)
             return x + noise * _normal(x, seed, i) if noise else x
 
         return change
@@ -807,6 +807,13 @@ class _EpochLoader:
             rank[i] = seen[label]
             seen[label] += 1
         return sorted(order, key=rank.__getitem__)
+
+
+def _mixtures(pairs: Pairs, distort: float, seed: int) -> Sequence[Tensor]:
+    """I + distort E of each sequence, drawn all at once: one by one takes longer than a small network's step."""
+    I = torch.as_tensor(pairs[0][0]).shape[1]
+    generator = torch.Generator().manual_seed(derive(seed, "distort"))
+    return (torch.eye(I) + distort * torch.randn(len(pairs), I, I, generator=generator)).unbind()
 
 
 def _normal(x: Tensor, seed: int, index: int) -> Tensor:
