@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import clock, objectives
 from .baselines import nearest_size, set_forget_gate_bias
+from .gradients import direct_gradients
 from .inputs import standardise
 from .layers import LMN, MSLMN, ClockworkRNN, State
 from .model import SequenceModel
@@ -28,6 +29,7 @@ __all__ = [
     "State",
     "add_module",
     "clock",
+    "direct_gradients",
     "fit",
     "load",
     "nearest_size",

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from .gradients import collect
 from .layers import MSLMN
 from .model import SequenceModel
 
@@ -113,7 +114,7 @@ class Update:
     def within(self, fine: Tensor, aside: Sequence[ops.Gradients] = ()) -> None:
         """A step at the rate that is set, within a CUDA graph of the caller's."""
         self.skip.copy_(~fine)
-        self._collect(aside)
+        collect(aside)
         self._compute()
 
     def __call__(self, rate: float, fine: Tensor, aside: Sequence[ops.Gradients] = ()) -> None:
@@ -126,7 +127,7 @@ class Update:
         found = [p.grad for p in others if p.grad is not None]
         simple = len(put) == len(there) and len(found) == len(others) and all(w.grad is None for w in put)
         if not (self.replay and simple):  # a weight has two gradients, or none
-            self._collect(aside)
+            collect(aside)
             self._compute()
             return
         gradients = [*(one.flat for one in aside), *found]
@@ -146,12 +147,6 @@ class Update:
                 return
             self.graph = captured(self._compute, self.device)
         self.graph.replay()
-
-    def _collect(self, aside: Sequence[ops.Gradients]) -> None:
-        """What was put aside, to the parameters; one that was used twice has two."""
-        for one in aside:
-            for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
-                weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
     def set_rate(self, rate: float) -> None:
         """Of learning."""

@@ -68,6 +68,7 @@ class Candidate:
     x: Tensor
     layer: ClockedLayer | None = None  # of ours: what the module is, or wraps
     error: float | None = None
+    direct: bool = False  # gradients; only its training is measured
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,12 @@ def compare(case: Case, repeats: int, limits: dict[str, float], device: str, clo
     for what, make in (("forward", inference), ("training", training_step)):
         calls, graphs = {}, {}
         for one in candidates:
+            if one.direct and what == "forward":
+                continue
             one.module.train(what == "training")  # cuDNN's LSTM keeps what backward needs unless in eval mode
             try:
                 call = within(one.precision, make(one.module, one.x))
+                call = directly(call) if one.direct else call
                 call()
             except RuntimeError:
                 if one.precision != "bf16":
@@ -150,7 +154,7 @@ def compare(case: Case, repeats: int, limits: dict[str, float], device: str, clo
 def row(case: Case, one: Candidate, times: dict[str, Any], limits: dict[str, float]) -> Row:
     dimensions = {symbol: getattr(case.size, symbol) for symbol in "TBIHMg"}
     floors = None
-    if isinstance(one.layer, mslmn.MSLMN):
+    if isinstance(one.layer, mslmn.MSLMN) and not one.direct:
         floors = {}
         for what, (moved, operations) in work(one.layer, one.x).items():
             seconds = max(moved / limits["bandwidth"], operations / limits["operations"])
@@ -188,6 +192,7 @@ def entrants(case: Case, device: str) -> Iterator[Candidate]:
     for name, one in ours:
         one.to(device)
         yield Candidate(name, "fp32", one, x, one, worst_error(one, one, x, FP32_BOUND))
+    yield Candidate("MS-LMN, direct gradients", "fp32", layer, x, layer, direct=True)
     cast, low = Autocast(layer), x.bfloat16()
     yield Candidate(
         "MS-LMN, bf16 autocast", "bf16 autocast", cast, low, layer, worst_error(cast, layer, low, BF16_BOUND)
@@ -292,6 +297,14 @@ def relative(a: Tensor, b: Tensor) -> float:
     """``|a - b| / |b|``, and ``|a|`` where b is zero or empty."""
     a, b = a.detach().double(), b.detach().double()
     return float((a - b).norm()) / (float(b.norm()) or 1.0)
+
+
+def directly(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def within_block() -> Tensor:
+        with mslmn.direct_gradients():
+            return call()
+
+    return within_block
 
 
 def within(precision: str, call: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -175,26 +175,34 @@ class Gradients(NamedTuple):
         return unflatten(flat, self.sizes)
 
 
+class Aside(list[Gradients]):
+    """Where gradients are put, until the block ends."""
+
+    open = True
+
+
 @contextmanager
 def gradients_aside() -> Iterator[list[Gradients]]:
     """Gradients of passes begun within the block are put aside here by their backward passes, for the weights that are
     parameters, instead of going through autograd one by one: to hand over dozens of small ones takes longer than to
     compute them. For those who know that nobody else waits for them."""
-    found: list[Gradients] = []
+    found = Aside()
     before, _here.aside = getattr(_here, "aside", None), found
     try:
         yield found
     finally:
-        _here.aside = before
+        _here.aside, found.open = before, False
 
 
 _here = threading.local()
 
 
-def _aside(weights: Sequence[Tensor]) -> list[Gradients] | None:
-    """Where gradients are put, if they are put aside."""
-    found: list[Gradients] | None = getattr(_here, "aside", None)
+def _aside(weights: Sequence[Tensor]) -> Aside | None:
+    """Where gradients are put, if they are put aside; hooks of a weight wait for them in autograd."""
+    found: Aside | None = getattr(_here, "aside", None)
     if found is None or not all(type(w) is nn.Parameter and w.requires_grad for w in weights):
+        return None
+    if any(w._backward_hooks or w._post_accumulate_grad_hooks for w in weights):
         return None
     return found
 
@@ -284,6 +292,10 @@ def _handed_over(
 ) -> Sequence[Tensor | None]:
     """What autograd gets for the weights, or for their anchor."""
     if ctx.aside is not None:
+        if not ctx.aside.open:
+            raise RuntimeError(
+                "a backward pass came after the block of direct_gradients in which its forward pass was; put both in it"
+            )
         ctx.aside.append(Gradients(weights.flat(), weights.sizes, gflat))
         return [None]
     if not need_weights:

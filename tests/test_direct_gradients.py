@@ -1,0 +1,86 @@
+"""Gradients that go straight to the weights are those of autograd."""
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import mslmn
+from mslmn import MSLMN, ClockworkRNN, SequenceModel
+
+LAYERS = {
+    "one layer": lambda: MSLMN(3, 5, 4, num_modules=3),
+    "stacked, both directions": lambda: MSLMN(3, 5, 4, num_modules=2, num_layers=2, bidirectional=True),
+    "ClockworkRNN": lambda: ClockworkRNN(3, 4, num_modules=2),
+    "learnt start": lambda: MSLMN(3, 5, 4, num_modules=2, learn_initial_state=True),
+}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    return request.param
+
+
+def problem(layer, device):
+    torch.manual_seed(0)
+    model = SequenceModel(LAYERS[layer](), 2, output="all").to(device)
+    x = pack_sequence([torch.randn(n, 3) for n in (9, 6, 6, 1)]).to(device)
+    return model, x
+
+
+def gradients(model):
+    return [p.grad for p in model.parameters()]
+
+
+def loss(model, x):
+    return model(x).data.square().sum()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_they_are_those_of_autograd_and_add_up(layer, device):
+    model, x = problem(layer, device)
+    for _ in range(2):
+        loss(model, x).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    for _ in range(2):
+        with mslmn.direct_gradients():
+            loss(model, x).backward()
+    assert all(map(torch.equal, gradients(model), expected))
+    model.zero_grad()
+    with mslmn.direct_gradients():
+        (loss(model, x) + loss(model, x)).backward()
+    for found, twice in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(found, twice)
+
+
+def test_inputs_get_theirs_and_hooks_are_called(device):
+    model, _ = problem("one layer", device)
+    x = torch.randn(7, 2, 3, device=device, requires_grad=True)
+    weight, seen = model.encoder.cells[0].Wxh, []
+    weight.register_hook(lambda g: seen.append(g.clone()))
+    with mslmn.direct_gradients():
+        model(x).square().sum().backward()
+    assert x.grad is not None and len(seen) == 1 and torch.equal(seen[0], weight.grad)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_backward_pass_after_the_block_is_refused(device):
+    model, x = problem("one layer", device)
+    with mslmn.direct_gradients():
+        late = loss(model, x)
+    with pytest.raises(
+        RuntimeError, match="came after the block of direct_gradients in which its forward pass was; put"
+    ):
+        late.backward()
+
+
+def test_a_block_that_fails_adds_nothing(device):
+    model, x = problem("one layer", device)
+    with pytest.raises(ZeroDivisionError), mslmn.direct_gradients():
+        loss(model, x).backward()
+        _ = 1 / 0
+    assert all(p.grad is None for p in model.encoder.parameters())
+    loss(model, x).backward()
+    assert all(p.grad is not None for p in model.parameters())
