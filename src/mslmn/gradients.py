@@ -8,14 +8,14 @@ from . import ops
 
 @contextmanager
 def direct_gradients() -> Iterator[None]:
-    """Around a forward and a backward pass: the gradients of the layers' weights are added to their ``.grad`` at the end
-    of the block, instead of going through autograd one by one.
+    """Around a forward and a backward pass: the gradients of the layers' weights are added to their ``.grad`` at the
+    end of the block, instead of going through autograd one by one.
 
     A layer has a gradient for each of dozens of parameters. To hand over that many takes autograd longer than a small
     network's whole pass takes a GPU. The gradients are the same to the bit; all others, of readouts and inputs, come as
     ever, and so do those of weights that have hooks. But `torch.autograd.grad` does not find the weights within the
-    block, and what gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block ends with
-    an error, nothing is added.
+    block, and what gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block ends
+    with an error, nothing is added.
 
     Example:
         >>> import torch, mslmn

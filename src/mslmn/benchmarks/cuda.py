@@ -68,7 +68,7 @@ class Candidate:
     x: Tensor
     layer: ClockedLayer | None = None  # of ours: what the module is, or wraps
     error: float | None = None
-    direct: bool = False  # gradients; only its training is measured
+    direct: bool = False  # its gradients go past autograd
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,10 @@ def compare(case: Case, repeats: int, limits: dict[str, float], device: str, clo
     for what, make in (("forward", inference), ("training", training_step)):
         calls, graphs = {}, {}
         for one in candidates:
-            if one.direct and what == "forward":
-                continue
             one.module.train(what == "training")  # cuDNN's LSTM keeps what backward needs unless in eval mode
             try:
                 call = within(one.precision, make(one.module, one.x))
-                call = directly(call) if one.direct else call
+                call = directly(call) if one.direct and what == "training" else call
                 call()
             except RuntimeError:
                 if one.precision != "bf16":
