@@ -19,9 +19,9 @@ from mslmn.data import handwriting as pen
 from mslmn.experiments import handwriting
 
 
-def stack(layers, hidden, memory, modules, layer_norm=True):
+def stack(layers, hidden, memory, modules, layer_norm=True, pool=1):
     sizes = {"hidden": hidden, "memory": memory, "modules": modules}
-    return "MS-LMN", {"layers": layers, "layer_norm": layer_norm, **sizes}
+    return "MS-LMN", {"layers": layers, "layer_norm": layer_norm, "pool": pool, **sizes}
 
 
 MODELS = {
@@ -31,6 +31,7 @@ MODELS = {
     "the same without norms": stack(3, 84, 24, 2, layer_norm=False),
     "three layers of H117 M18 g2": stack(3, 117, 18, 2),
     "three layers of H155 M14 g2": stack(3, 155, 14, 2),
+    "three pooled layers of H155 M14 g2": stack(3, 155, 14, 2, pool=2),
     "H144 M16 g9": stack(1, 144, 16, 9),
     "H96 M48 g3": stack(1, 96, 48, 3),
     "LSTM(102)": ("LSTM", {}),
