@@ -153,6 +153,19 @@ def test_handwriting_from_data_to_result(tmp_path):
         assert record.epochs == (record.sizes["modules"] if record.model == models.INCREMENTAL else 1)
 
 
+def test_what_a_model_that_pools_reads_is_said_of_each_step():
+    data = written()
+    chosen = replace(handwriting.settings("MS-LMN", "quick"), layers=2, pool=2)
+    model = models.build("MS-LMN", chosen, 4, data.alphabet.outputs, bidirectional=True, output="all")
+    ((x, _),) = data.pairs("test")
+    (path,) = handwriting.read(model, [x])
+    assert len(path) == -(-len(x) // 4)
+    found = handwriting.examples(model, data, [path])
+    assert found["labels"].tolist() == [path[t // 4] for t in range(len(x))]
+    assert found["memory"].shape == (len(x), 2, chosen.memory)
+    assert (found["memory"][0] == found["memory"][3]).all() and (found["memory"][3] != found["memory"][4]).any()
+
+
 @pytest.mark.parametrize(("preset", "kind"), [("paper", "absolute"), ("best", "absolute"), ("best", "offsets")])
 @pytest.mark.parametrize("model", handwriting.MODELS)
 def test_a_reader_has_about_a_hundred_thousand_parameters(model, preset, kind):
