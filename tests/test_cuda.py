@@ -1,7 +1,9 @@
 """The CUDA kernels: compiled for two architectures, emulated on the CPU, and, where there is one, on a GPU."""
 
+import ctypes
 import itertools
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest import mock
@@ -780,3 +782,35 @@ def test_the_clock_of_a_state_is_the_callers_own(gpu):
     for _ in range(2):
         graph.replay()
         assert clock.tolist() == [7, 7, 7]
+
+
+def test_launches_hand_the_driver_what_they_were_given(monkeypatch):
+    """And in each thread, and after more kinds of launches than are kept."""
+    seen = []
+
+    def driver(config, function, parameters, extra):
+        grid_block_shared = (ctypes.c_uint * 7).from_address(config)
+        stream, attributes = (ctypes.c_uint64 * 2).from_address(config + 32)
+        (count,) = (ctypes.c_uint * 1).from_address(config + 48)
+        struct = (ctypes.c_uint64 * 1).from_address(parameters)[0]
+        arguments = (ctypes.c_int64 * 3).from_address(struct)
+        seen.append((function, *grid_block_shared, stream, attributes, count, *arguments, extra))
+        return 0
+
+    monkeypatch.setattr(nvrtc, "_cuLaunchKernelEx", lambda: driver)
+    monkeypatch.setattr(nvrtc, "enter_context", lambda: None)
+    monkeypatch.setattr(nvrtc, "_here", threading.local())
+
+    def launch(i):
+        nvrtc.launch(7, (i + 1, 2), 64, 1024, [i, 2**62, -1], 2**40)
+
+    launches = [*range(nvrtc.PREPARED + 3), *range(5), *[2] * 5]
+    for i in launches:
+        launch(i)
+    expected = [(7, i + 1, 2, 1, 64, 1, 1, 1024, 2**40, 0, 0, i, 2**62, -1, 0) for i in launches]
+    assert seen == expected
+    assert len(nvrtc._here.launches) <= nvrtc.PREPARED
+    seen.clear()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(launch, launches))
+    assert sorted(seen) == sorted(expected)
