@@ -340,10 +340,12 @@ def test_both_directions_as_one_node_are_two_passes(monkeypatch, kind, packed, n
     for a, b in zip([*together, *grads[1]], [t for r in separate for t in r] + [*grads[0]], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     anchor = fused._anchor(data.device)  # weights' gradients put aside
-    put = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, True, aside := [], anchor)
+    aside = fused.Aside()
+    put = fused._Both.apply(data, ms[0], clocks[0], ms[1], clocks[1], sizes, *weights, True, aside, anchor)
     generator.manual_seed(0)
     loss = sum((t * torch.randn(t.shape, generator=generator, dtype=F64)).sum() for t in put if t is not None)
-    others = torch.autograd.grad(loss, wanted[: -len(flat)])
+    loss.backward()
+    others = [t.grad for t in wanted[: -len(flat)]]
     found = [*others, *(view for one in aside for view in one.views(one.flat))]
     assert all(torch.equal(a, b) for a, b in zip(found, grads[1], strict=True))
     assert all(a is b for a, b in zip((w for one in aside for w in one.weights), flat, strict=True))
@@ -782,3 +784,23 @@ def test_kept_weights_that_change_before_the_backward_pass_are_noticed():
         cell.Wmm[1].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         memory.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda layer, x: layer.double()(x.detach().double()), "weight 0 of .* must be .* torch.float32"),
+        (lambda layer, x: setattr(x, "data", torch.randn(2, 3, 3)), "memory must be"),
+        (lambda layer, x: setattr(x, "data", torch.randn(40000, 3, 3)), "memory must be"),
+        (lambda layer, x: setattr(x, "data", torch.randn(9, 2, 3)), r"x must be \(T, 3, I\)"),
+        (lambda layer, x: setattr(x, "data", torch.randn(9, 3, 4)), "the|weight|x must be"),
+    ],
+)
+def test_what_changes_behind_autograd_s_back_is_seen_before_the_backward_pass(backend, change, message):
+    if backend == "torch":
+        pytest.skip("it reads no memory but through torch")
+    layer, x = MSLMN(3, 5, 4, num_modules=2), torch.randn(9, 3, 3, requires_grad=True)
+    loss = layer(x)[0].square().sum()
+    change(layer, x)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        loss.backward()

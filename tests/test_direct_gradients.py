@@ -89,3 +89,58 @@ def test_a_block_that_fails_adds_nothing(device):
     assert all(p.grad is None for p in model.encoder.parameters())
     loss(model, x).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_who_asks_for_other_derivatives_leaves_nothing_in_the_weights(device):
+    """As a penalty on the gradient of the input does."""
+    model, _ = problem("stacked, both directions", device)
+    x = torch.randn(7, 2, 3, device=device, requires_grad=True)
+
+    def penalised():
+        out = model(x).square().sum()
+        (gx,) = torch.autograd.grad(out, x, retain_graph=True)
+        (out * (1 + gx.norm().detach())).backward()
+
+    penalised()
+    expected = gradients(model)
+    model.zero_grad()
+    with mslmn.direct_gradients():
+        penalised()
+    assert all(map(torch.equal, gradients(model), expected))
+    model.zero_grad()
+    with mslmn.direct_gradients():
+        model(x).square().sum().backward(inputs=[x])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_gradients_that_are_there_are_added_to_in_place(device):
+    model, x = problem("one layer", device)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    held = gradients(model)
+    with mslmn.direct_gradients():
+        loss(model, x).backward()
+    assert all(
+        p.grad is g and not torch.equal(g, torch.ones_like(g)) for p, g in zip(model.parameters(), held, strict=True)
+    )
+
+
+@pytest.mark.gpu
+def test_a_side_stream_is_waited_for():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    layers = [MSLMN(3, 32, 16, num_modules=4, device="cuda") for _ in range(2)]
+    x, side = torch.randn(2000, 8, 3, device="cuda"), torch.cuda.Stream()
+    sum(layer(x)[0].square().sum() for layer in layers).backward()
+    expected = [p.grad for layer in layers for p in layer.parameters()]
+    for layer in layers:
+        layer.zero_grad()
+    side.wait_stream(torch.cuda.current_stream())
+    with mslmn.direct_gradients():
+        here = layers[0](x)[0].square().sum()
+        with torch.cuda.stream(side):
+            there = layers[1](x)[0].square().sum()
+        torch.cuda.current_stream().wait_stream(side)
+        (here + there).backward()
+    found = [p.grad.clone() for layer in layers for p in layer.parameters()]
+    assert all(map(torch.equal, found, expected))

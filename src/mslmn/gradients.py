@@ -3,19 +3,22 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+
 from . import ops
 
 
 @contextmanager
 def direct_gradients() -> Iterator[None]:
-    """Around a forward and a backward pass: the gradients of the layers' weights are added to their ``.grad`` at the
-    end of the block, instead of going through autograd one by one.
+    """Around one forward and one backward pass: the gradients of the layers' weights are added to their ``.grad`` at
+    the end of the block, instead of going through autograd one by one.
 
     A layer has a gradient for each of dozens of parameters. To hand over that many takes autograd longer than a small
     network's whole pass takes a GPU. The gradients are the same to the bit; all others, of readouts and inputs, come as
-    ever, and so do those of weights that have hooks. But `torch.autograd.grad` does not find the weights within the
-    block, and what gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block ends
-    with an error, nothing is added.
+    ever, and so do those of weights that have hooks. ``zero_grad`` goes before the block, clipping and the optimizer's
+    step after it. Within it `torch.autograd.grad` and ``backward(inputs=...)`` do not find the weights, and what
+    gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block ends with an error,
+    nothing is added.
 
     Example:
         >>> import torch, mslmn
@@ -30,8 +33,23 @@ def direct_gradients() -> Iterator[None]:
     collect(aside)
 
 
+@torch.no_grad()
 def collect(aside: Sequence[ops.Gradients]) -> None:
     """What was put aside, to the parameters; one that was used twice has two."""
     for one in aside:
+        _await(one)
         for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
-            weight.grad = gradient if weight.grad is None else weight.grad + gradient
+            if weight.grad is None:
+                weight.grad = gradient
+            else:
+                weight.grad += gradient
+
+
+def _await(one: ops.Gradients) -> None:
+    """Where it is computed on another stream; autograd would wait too."""
+    if not one.flat.is_cuda:
+        return
+    here = torch.cuda.current_stream(one.flat.device)
+    if here.cuda_stream != one.stream:
+        here.wait_stream(torch.cuda.ExternalStream(one.stream, one.flat.device))
+        one.flat.record_stream(here)

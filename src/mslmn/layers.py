@@ -230,10 +230,10 @@ class ClockedLayer(nn.Module):
         """What a layer hands on, and its batch sizes."""
         if batch_sizes is None:
             return pooling.pooled(x, self.pool), None
-        if (placed := ops.next_pooling()) is not None:
-            return pooling.pooled_rows(x, placed.places, placed.counts, self.pool), placed.batch_sizes
-        checks.check_not_captured(x)
         P = min(self.pool, len(batch_sizes))
+        if (placed := ops.next_pooling()) is not None:
+            return pooling.pooled_rows(x, placed.places, placed.counts, P), placed.batch_sizes
+        checks.check_not_captured(x)
         sizes, places, counts = map(torch.from_numpy, packing.windows(batch_sizes.numpy(), P))
         places, counts = packing.to_device(places, x.device), packing.to_device(counts, x.device)
         return pooling.pooled_rows(x, places, counts, P), sizes

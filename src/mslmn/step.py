@@ -202,7 +202,8 @@ class Room:
         self.pool = pool
         sizes = [(T, N)]  # steps and rows, before and after each pooling
         for _ in range(poolings):  # a step more, and a window more, where rows of no step go
-            T, N = -(-T // pool) + 1, (N + B * (pool - 1)) // pool + 1
+            P = min(pool, T)
+            T, N = -(-T // P) + 1, (N + B * (P - 1)) // P + 1
             sizes.append((T, N))
         self.objective = PlacedCTC(B, T, N, O, labels, flat)
         self.dropout = dropout
@@ -233,7 +234,8 @@ class Room:
         found = []
         for (table, sizes), (below, fewer) in pairwise(zip(self.packings, self.batch_sizes, strict=True)):
             N, S = int(sizes.sum()), int(fewer.sum())
-            places, counts = pooling.placed_windows(table, len(sizes), N, below, len(fewer), S, self.pool)
+            P = min(self.pool, len(sizes))
+            places, counts = pooling.placed_windows(table, len(sizes), N, below, len(fewer), S, P)
             found.append(ops.Pooling(places, counts, fewer, below))
         return found
 

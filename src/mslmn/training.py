@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from .update import MOMENTS, Update
 
 Pairs = Sequence[tuple[Any, Any]]  # (x (T, I), target) of each sequence
 PARTING = 5.0  # seconds that a process waits for others when it ends
+MIXED = 2**14  # numbers of mixtures that are drawn at once
 LOOK = 15  # of 16 batches one at which the loss is looked at, on a GPU
 
 
@@ -779,11 +781,12 @@ class _EpochLoader:
         if not noise and not plan.distort:
             return None
 
-        mixtures = _mixtures(self.run.train.pairs, plan.distort, seed) if plan.distort else None
+        I = torch.as_tensor(self.run.train.pairs[0][0]).shape[1]
+        mixture = _mixtures(I, plan.distort, seed) if plan.distort else None
 
         def change(i: int, x: Tensor) -> Tensor:
-            if mixtures is not None:
-                x = x @ mixtures[i].to(x)
+            if mixture is not None:
+                x = x @ mixture(i).to(x)
             return x + noise * _normal(x, seed, i) if noise else x
 
         return change
@@ -809,11 +812,17 @@ class _EpochLoader:
         return sorted(order, key=rank.__getitem__)
 
 
-def _mixtures(pairs: Pairs, distort: float, seed: int) -> Sequence[Tensor]:
-    """I + distort E of each sequence, drawn all at once: one by one takes longer than a small network's step."""
-    I = torch.as_tensor(pairs[0][0]).shape[1]
-    generator = torch.Generator().manual_seed(derive(seed, "distort"))
-    return (torch.eye(I) + distort * torch.randn(len(pairs), I, I, generator=generator)).unbind()
+def _mixtures(I: int, distort: float, seed: int) -> Callable[[int], Tensor]:
+    """I + distort E of each sequence, drawn for as many at once as are not large: one by one takes longer than a small
+    network's step."""
+    most = max(1, MIXED // I**2)
+
+    @lru_cache(maxsize=256)
+    def drawn(block: int) -> Sequence[Tensor]:
+        generator = torch.Generator().manual_seed(derive(seed, "distort", block))
+        return (torch.eye(I) + distort * torch.randn(most, I, I, generator=generator)).unbind()
+
+    return lambda i: drawn(i // most)[i - i // most * most]
 
 
 def _normal(x: Tensor, seed: int, index: int) -> Tensor:

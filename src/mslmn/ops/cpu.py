@@ -97,9 +97,9 @@ def backward(
     hidden, gmemory, ghidden, glast = (t if t is None else plain(t) for t in (hidden, gmemory, ghidden, glast))
     sizes, offsets = weights.sizes, _offsets(batch_sizes)
     H = sizes.H
-    pointers = unmoved(weights) if checked else None
+    check_batch(batch_sizes, x, m)
+    pointers = unmoved(weights, x, m, clock, memory) if checked else None
     if pointers is None:
-        check_batch(batch_sizes, x, m)
         _alive, pointers = fitting(x, m, clock, weights)
         check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     gx = torch.empty_like(x) if need_x else None

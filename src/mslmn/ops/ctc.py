@@ -164,7 +164,7 @@ def _run(logits: Tensor, targets: Targets, need_gradient: bool) -> tuple[Tensor,
     data, T, B, N, labels, longest, pairs = targets
     layout = choose(longest)
     functions = _functions(layout, logits.dtype, logits.device.index)
-    stream, real = cuda._stream(logits), logits.element_size()
+    stream, real = cuda.stream_of(logits), logits.element_size()
     total, items = logits.new_empty(()), logits.new_empty(())
     gradient = (torch.empty_like if cuda.place() is None else torch.zeros_like)(logits) if need_gradient else None
     # Workspace, widest first, so that each part is aligned: alpha, beta, emitted, totals, lse, links

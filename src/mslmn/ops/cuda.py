@@ -30,6 +30,7 @@ __all__ = [
     "packing_table",
     "place",
     "placed",
+    "stream_of",
     "where_kept",
     "why_not",
     "why_not_these",
@@ -130,7 +131,7 @@ def forward(
     last = torch.empty_like(m)
     if steps.numel() == 0:
         return memory, hidden, last.copy_(m)
-    kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
+    kernels, stream = _kernels("forward", sizes, m.dtype, x.dtype, B, x.device), stream_of(x)
     packed = m.new_empty(kernels.packed)
     kernels.pack(pointers, packed.data_ptr(), stream)
     given = _projected(x, weights) if kernels.projected else x
@@ -172,9 +173,9 @@ def backward(
     gmemory, ghidden, glast = _plain_or_none(gmemory), _plain_or_none(ghidden), _plain_or_none(glast)
     sizes = weights.sizes
     I, H, M, g, _ = sizes
-    pointers = unmoved(weights) if checked else None
+    check_batch(batch_sizes, x, m)
+    pointers = unmoved(weights, x, m, clock, memory) if checked else None
     if pointers is None:
-        check_batch(batch_sizes, x, m)
         _alive, pointers = fitting(x, m, clock, weights)
         check_results(x, m, H, memory, hidden, gmemory, ghidden, glast)
     B, N = m.shape[0], x.shape[:-1].numel()
@@ -183,7 +184,7 @@ def backward(
     gflat = m.new_empty(sum(numels(sizes)) if need_weights else 0)
     if N == 0:
         return gx, gm.zero_() if glast is None else gm.copy_(glast), gflat.zero_()
-    kernels, stream = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device), _stream(x)
+    kernels, stream = _kernels("backward", sizes, m.dtype, x.dtype, B, x.device), stream_of(x)
     layout = kernels.layout(N, B, need_x, need_weights)
     space = m.new_empty(layout.size, dtype=torch.uint8)
     origin = space.data_ptr()
@@ -231,7 +232,7 @@ def _elsewhere(x: Tensor) -> bool:
     return x.is_cuda and x.get_device() != torch._C._cuda_getDevice()
 
 
-def _stream(x: Tensor) -> int:
+def stream_of(x: Tensor) -> int:
     """The current one of the device."""
     return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
 

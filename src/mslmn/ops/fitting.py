@@ -60,8 +60,8 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         flat = list(map(Tensor.contiguous, flat))
     addresses = list(map(Tensor.data_ptr, flat))
     fits = w.fits if isinstance(w, KeptWeights) else None
-    same = fits is not None and fits.addresses == addresses and fits.device == device  # an address is one device's
-    if same and fits is not None and {m.dtype}.issuperset(map(_dtype, flat)):
+    known = fits is not None and (fits.dtype, fits.device) == (m.dtype, device)  # an address is one device's
+    if known and fits is not None and fits.addresses == addresses and {m.dtype}.issuperset(map(_dtype, flat)):
         return flat, fits.listed
     if any(t.dtype != m.dtype or t.device != device for t in flat):
         _refuse(flat, sizes, m, x)
@@ -70,14 +70,23 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         return flat, _listed(list(map(Tensor.data_ptr, flat)), sizes)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
-        w.fits = Fit(device, addresses, found)
+        w.fits = Fit(m.dtype, device, addresses, found)
     return flat, found
 
 
-def unmoved(w: Weights) -> list[int] | None:
-    """Where the weights lie, if they do so where the last pass found them fitting."""
+def unmoved(w: Weights, x: Tensor, m: Tensor, clock: Tensor, memory: Tensor) -> list[int] | None:
+    """Where the weights lie, if they do so where the last pass found them fitting, and what was checked then still has
+    its sizes: data can be changed behind autograd's back. At gradients it has looked itself."""
     fits = w.fits if isinstance(w, KeptWeights) else None
-    return fits.listed if fits is not None and fits.addresses == list(map(Tensor.data_ptr, w.flat())) else None
+    if fits is None or (fits.dtype, fits.device) != (m.dtype, m.device):
+        return None
+    (*steps, I), B = x.shape, m.shape[0]
+    if (*steps, m.shape[1]) != memory.shape or I != w.sizes.I or x.dtype != memory.dtype or clock.shape != (B,):
+        return None
+    flat = w.flat()
+    if not {m.dtype}.issuperset(map(_dtype, flat)) or fits.addresses != list(map(Tensor.data_ptr, flat)):
+        return None
+    return fits.listed
 
 
 _dtype = attrgetter("dtype")

@@ -169,6 +169,7 @@ class Gradients(NamedTuple):
     weights: list[Tensor]
     sizes: Sizes
     flat: Tensor  # one gradient after the other
+    stream: int = 0  # on which it is computed
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Of each weight, in a tensor laid out as ``flat``."""
@@ -296,7 +297,9 @@ def _handed_over(
             raise RuntimeError(
                 "a backward pass came after the block of direct_gradients in which its forward pass was; put both in it"
             )
-        ctx.aside.append(Gradients(weights.flat(), weights.sizes, gflat))
+        anchor = ctx.next_functions[-1][0]
+        if torch._C._will_engine_execute_node(anchor):  # else nobody asked for gradients of weights
+            ctx.aside.append(Gradients(weights.flat(), weights.sizes, gflat, cuda.stream_of(gflat)))
         return [None]
     if not need_weights:
         return [None] * len(weights.flat())

@@ -85,6 +85,7 @@ class Weights(NamedTuple):
 class Fit(NamedTuple):
     """Where `fitting` found weights that fit."""
 
+    dtype: torch.dtype
     device: torch.device
     addresses: list[int]  # of each weight
     listed: list[int]  # the same as kernels take them
