@@ -67,7 +67,7 @@ class Weights(NamedTuple):
         return sum(map(_version, self.flat()))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
-        return self.from_flat([change(w) for w in self.flat()], self.Wxh is None, self.has_bias)
+        return Weights.from_flat([change(w) for w in self.flat()], self.Wxh is None, self.has_bias)
 
     @classmethod
     def from_flat(cls, weights: Sequence[Tensor], clockwork: bool, bias: bool) -> "Weights":
