@@ -25,6 +25,15 @@ def gradients(loss, layer, *inputs):
     return torch.autograd.grad(loss, [*inputs, *layer.parameters()])
 
 
+def in_chunks(layer, x, chunks):
+    """What the layer gives for chunks of these lengths, one after the other, and its state at the end."""
+    state, parts = None, []
+    for chunk in x.split(chunks):
+        part, state = layer(chunk, state)
+        parts.append(part)
+    return torch.cat(parts), state
+
+
 def captured(step):
     """A CUDA graph of a step, after some on a stream beside, and what the step returned in it."""
     side = torch.cuda.Stream()

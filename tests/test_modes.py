@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import (
     unpack_sequence,
 )
 
-from helpers import LAYERS, gradients, make
+from helpers import LAYERS, gradients, in_chunks, make
 from mslmn import MSLMN, State
 from properties import given, st
 
@@ -32,16 +32,13 @@ def test_chunks_of_any_sizes_equal_the_whole(kind, chunks, B, stack):
     layer = make(kind, **stack)
     x = torch.randn(sum(chunks), B, 2, dtype=F64, requires_grad=True)
     whole, end = layer(x)
-    state, parts = None, []
-    for chunk in x.split(chunks):
-        part, state = layer(chunk, state)
-        parts.append(part)
-    close(torch.cat(parts), whole)
+    fed, state = in_chunks(layer, x, chunks)
+    close(fed, whole)
     close(state.memory, end.memory)
     assert torch.equal(state.clock, end.clock)
     w = torch.randn_like(whole)
     for ours, expected in zip(
-        gradients((torch.cat(parts) * w).sum(), layer, x), gradients((whole * w).sum(), layer, x), strict=True
+        gradients((fed * w).sum(), layer, x), gradients((whole * w).sum(), layer, x), strict=True
     ):
         close(ours, expected)
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 import mslmn
-from helpers import LAYERS, gradients, make
+from helpers import LAYERS, gradients, in_chunks, make
 from mslmn import LMN, MSLMN, ClockworkRNN, SequenceModel, State, packing
 from mslmn.growth import add_module, initialise
 from mslmn.objectives import CTC, NMSE, CrossEntropy
@@ -185,11 +185,8 @@ def test_chunks_of_whole_windows_equal_the_whole(kind, chunks, rest, P, L):
     chunks = [*(P**L * n for n in chunks), rest]
     x = torch.randn(sum(chunks), 2, 2, dtype=F64)
     whole, end = layer(x)
-    state, parts = None, []
-    for chunk in x.split(chunks):
-        part, state = layer(chunk, state)
-        parts.append(part)
-    close(torch.cat(parts), whole)
+    fed, state = in_chunks(layer, x, chunks)
+    close(fed, whole)
     close(state.memory, end.memory)
     assert torch.equal(state.clock, end.clock)
 
