@@ -14,7 +14,7 @@ SMALL = Size("small", T=7, B=3, I=2, H=4, M=3, g=3, also_lstm=5)
 CASES = (
     cuda.Case(SMALL, family=True, loop=True, required=(3.0, 0.5)),
     cuda.Case(SMALL, bidirectional=True),
-    cuda.Case(Size("no input", T=5, B=1, I=0, H=1, M=2, g=3), loop=True, required=(1.0, 1.0)),
+    cuda.Case(Size("no input", T=5, B=1, I=0, H=1, M=2, g=3), loop=True, direct=True, required=(1.0, 1.0)),
 )
 
 
@@ -73,7 +73,8 @@ def test_the_whole_benchmark(device):
             assert row["forward_graph"] > 0 and row["training_graph"] > 0
     required = [(one["size"], one["pass"], one["against"]) for one in found["required"]]
     assert required[:2] == [("small", "forward", "nn.LSTM(2, 5)"), ("small", "training", "nn.LSTM(2, 5)")]
-    assert required[2][2].startswith("nn.LSTM(1, ")
+    assert all(against.startswith("nn.LSTM(1, ") for _, _, against in required[2:])
+    assert [against.endswith("direct gradients") for _, _, against in required[2:]] == [False, True]
     if device == "cpu":  # where the clock is made up
         assert cuda.missed(found) == ["small, B = 3, forward: 1.00 times as fast as nn.LSTM(2, 5), 3.0 required"]
 

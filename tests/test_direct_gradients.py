@@ -1,5 +1,7 @@
 """Gradients that go straight to the weights are those of autograd."""
 
+import threading
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -74,6 +76,15 @@ def test_a_backward_pass_after_the_block_is_refused(device):
         RuntimeError, match="came after the block of direct_gradients in which its forward pass was; put"
     ):
         late.backward()
+
+
+def test_backward_passes_run_in_the_thread_that_calls_them(device):
+    model, x = problem("one layer", device)
+    output, threads = model(x).data, []
+    output.register_hook(lambda g: threads.append(threading.get_ident()))
+    with mslmn.direct_gradients():
+        output.sum().backward()
+    assert threads == [threading.get_ident()] and torch.autograd.is_multithreading_enabled()
 
 
 def test_a_block_that_fails_adds_nothing(device):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from . import ops
 
@@ -14,11 +15,12 @@ def direct_gradients() -> Iterator[None]:
     the end of the block, instead of going through autograd one by one.
 
     A layer has a gradient for each of dozens of parameters. To hand over that many takes autograd longer than a small
-    network's whole pass takes a GPU. The gradients are the same to the bit; all others, of readouts and inputs, come as
-    ever, and so do those of weights that have hooks. ``zero_grad`` goes before the block, clipping and the optimizer's
-    step after it. Within it `torch.autograd.grad` and ``backward(inputs=...)`` do not find the weights, and what
-    gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block ends with an error,
-    nothing is added.
+    network's whole pass takes a GPU, and so does it to wake the thread of its own in which it does that: within the
+    block backward passes run in the thread that calls them. The gradients are the same to the bit; all others, of
+    readouts and inputs, come as ever, and so do those of weights that have hooks. ``zero_grad`` goes before the block,
+    clipping and the optimizer's step after it. Within it `torch.autograd.grad` and ``backward(inputs=...)`` do not find
+    the weights, and what gathers gradients in autograd, as `DistributedDataParallel` does, misses them. If the block
+    ends with an error, nothing is added.
 
     Example:
         >>> import torch, mslmn
@@ -28,7 +30,7 @@ def direct_gradients() -> Iterator[None]:
         >>> layer.cells[0].Wxh.grad.shape
         torch.Size([8, 3])
     """
-    with ops.gradients_aside() as aside:
+    with ops.gradients_aside() as aside, torch.autograd.set_multithreading_enabled(False):
         yield
     collect(aside)
 
@@ -38,11 +40,16 @@ def collect(aside: Sequence[ops.Gradients]) -> None:
     """What was put aside, to the parameters; one that was used twice has two."""
     for one in aside:
         _await(one)
+        there: list[Tensor] = []
+        more: list[Tensor] = []
         for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
             if weight.grad is None:
                 weight.grad = gradient
             else:
-                weight.grad += gradient
+                there.append(weight.grad)
+                more.append(gradient)
+        if there:
+            torch._foreach_add_(there, more)
 
 
 def _await(one: ops.Gradients) -> None:
