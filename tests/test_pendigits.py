@@ -101,6 +101,26 @@ def test_a_number_of_strings_may_be_asked_for_and_the_seed_decides(folder):
         pendigits.lines(folder, 0)
 
 
+def test_each_writer_tests_in_one_fold(folder):
+    tested = []
+    for number in range(1, 5):
+        writers = {split: set() for split in SPLITS}
+        for line in pendigits.lines(folder, fold=f"{number}/4"):
+            writers[line.split].add(line.writer)
+        assert len(set.union(*writers.values())) == sum(map(len, writers.values())) == 17  # none is in two splits
+        assert {writer[:3] for writer in writers["train"]} == {"tra", "tes"}
+        tested += writers["test"]
+    assert len(tested) == len(set(tested)) == 17
+
+
+@pytest.mark.parametrize("fold", ["0/4", "5/4", "1/1", "a/b", "", "1/99999"])
+def test_a_fold_that_is_none_is_refused(folder, fold):
+    with pytest.raises(ValueError, match=r"fold must be one of several, 1/4 to 4/4, for instance, got '" + fold):
+        pendigits.lines(folder, fold=fold)
+    with pytest.raises(ValueError, match="fold 1/18 needs a writer for each, got 17; take fewer folds"):
+        pendigits.lines(folder, fold="1/18")
+
+
 GOOD = segment(0, 3, 1, [[(1, 2), (3, 4)]])
 DAMAGED = {
     "cut off": (GOOD.split(".PEN_UP")[0], r"must have 1 strokes from \.PEN_DOWN to \.PEN_UP, got 1, the last cut off"),

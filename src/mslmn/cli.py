@@ -369,6 +369,9 @@ def prepare(
     words: WordList = None,
     iam_ondb: IamOndb = None,
     pendigits: Pendigits = None,
+    fold: Annotated[
+        str | None, typer.Option(help="Handwriting: 2/4: the second fourth of all writers of pendigits tests.")
+    ] = None,
     lines: Lines = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Handwriting: draws the lines.")] = None,
     features: Features = None,
@@ -395,6 +398,7 @@ def prepare(
                 what.value,
                 iam_ondb=iam_ondb,
                 pendigits=pendigits,
+                fold=fold,
                 lines=lines,
                 seed=seed,
                 features=features,
@@ -403,7 +407,7 @@ def prepare(
             message = _prepare_words(out, timit, words)
         else:
             _check_unused(what.value, timit=timit, words=words)
-            message = _prepare_handwriting(out, iam_ondb, pendigits, lines, seed, features, alphabet)
+            message = _prepare_handwriting(out, iam_ondb, pendigits, fold, lines, seed, features, alphabet)
     console.print(f"wrote {out}: {message}", markup=False, soft_wrap=True)
 
 
@@ -419,6 +423,7 @@ def _prepare_handwriting(
     out: Path,
     iam_ondb: Path | None,
     pendigits: Path | None,
+    fold: str | None,
     lines: int | None,
     seed: int | None,
     features: FeatureKind | None,
@@ -426,7 +431,8 @@ def _prepare_handwriting(
 ) -> str:
     from .data import handwriting
 
-    found = _handwriting(*(iam_ondb, pendigits, None), lines=lines, seed=seed, features=features, alphabet=alphabet)
+    options: dict[str, Any] = {"lines": lines, "seed": seed, "features": features, "alphabet": alphabet}
+    found = _handwriting(iam_ondb, pendigits, None, fold=fold, **options)
     handwriting.keep(out, found)
     counts = ", ".join(f"{found.splits.count(split):,} for {split}" for split in handwriting.SPLITS)
     steps = sum(map(len, found.features)) / len(found.features)
@@ -438,6 +444,7 @@ def _handwriting(
     pendigits: Path | None,
     prepared: Path | None,
     *,
+    fold: str | None = None,
     lines: int | None = None,
     seed: int | None = None,
     features: FeatureKind | None = None,
@@ -459,13 +466,15 @@ def _handwriting(
     given = [option for option, value in others.items() if value is not None]
     if iam_ondb is not None and given:
         raise ValueError(f"--iam-ondb has its own lines; leave out {', '.join(given)}")
+    if fold is not None and pendigits is None:
+        raise ValueError("--fold is of the writers of pendigits; pass --pendigits too, or leave it out")
     default = AlphabetKind.paper
     if iam_ondb is not None:
         found, name = corpus.lines(iam_ondb), f"the lines of {iam_ondb.resolve().name}"
     elif pendigits is not None:
         found, name = (
-            digits.lines(pendigits, lines, seed or 0),
-            f"strings of digits of {pendigits.resolve().name}, seed {seed or 0}",
+            digits.lines(pendigits, lines, seed or 0, fold),
+            f"strings of digits of {pendigits.resolve().name}, {f'fold {fold}, ' if fold else ''}seed {seed or 0}",
         )
         default = AlphabetKind.all
     else:

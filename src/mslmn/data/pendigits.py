@@ -29,6 +29,7 @@ FILES = {"tra": 7494, "tes": 3498}  # and how many digits they have
 SEGMENT = re.compile(r'\.SEGMENT\s+DIGIT\s+(\d{1,6})(?:-(\d{1,6}))?\s+\?\s+"(\d)"', re.ASCII)
 COMMENT = re.compile(r"\.COMMENT\s+\d+\s+(\d{1,6})\s+\d+", re.ASCII)
 POINT = re.compile(r"(-?\d{1,5})\s+(-?\d{1,5})", re.ASCII)
+FOLD = re.compile(r"(\d{1,2})/(\d{1,2})", re.ASCII)
 MOST = 50_000_000  # bytes, unpacked; the larger file has 4 MB
 SHORTEST, LONGEST = 3, 8  # digits of a string
 STEP, LIFT = 0.1, 0.1  # seconds: between steps, as the corpus says, and between strokes
@@ -58,17 +59,28 @@ class _Segment:
     wrong: str = ""
 
 
-def lines(folder: str | Path, count: int | None = None, seed: int = 0) -> list[Line]:
+def lines(folder: str | Path, count: int | None = None, seed: int = 0, fold: str | None = None) -> list[Line]:
     """Strings of 3 to 8 digits, each by one writer; no two splits share a writer.
 
     Args:
         count: strings that train; a fifth as many validate, and test. By default as many as use every digit once.
         seed: draws the strings.
+        fold: ``"2/4"``: the second fourth of all 44 writers test, so that each does in one of four. By default the 14
+            of ``tes`` do.
     """
     if count is not None:
         count = checks.size("count", count)
     seed = checks.size("seed", seed, 0)
+    number, folds = _fold(fold)
     train, test = (digits(folder, name) for name in FILES)
+    if folds > 1:
+        everyone = sorted({digit.writer for digit in [*train, *test]})
+        if len(everyone) < folds:
+            raise ValueError(f"fold {fold} needs a writer for each, got {len(everyone)}; take fewer folds")
+        tests = set(everyone[number - 1 :: folds])
+        train, test = (
+            [digit for digit in [*train, *test] if (digit.writer in tests) == tested] for tested in (False, True)
+        )
     writers = sorted({digit.writer for digit in train})
     if len(writers) < 2:
         raise ValueError(f"{folder} must have digits of two writers at least in tra, got {len(writers)}; restore it")
@@ -90,6 +102,15 @@ def lines(folder: str | Path, count: int | None = None, seed: int = 0) -> list[L
             )
         found += [_joined(f"{split}-{i}", split, string, rng) for i, string in enumerate(strings)]
     return found
+
+
+def _fold(fold: str | None) -> tuple[int, int]:
+    """"2/4" -> (2, 4); (1, 1) where there is none."""
+    match = FOLD.fullmatch(fold or "1/1")
+    number, folds = (int(match[1]), int(match[2])) if match else (0, 0)
+    if fold is not None and not 1 <= number <= folds >= 2:
+        raise ValueError(f"fold must be one of several, 1/4 to 4/4, for instance, got {fold!r}; or leave it out")
+    return number, folds
 
 
 def digits(folder: str | Path, name: str) -> list[Digit]:
