@@ -39,8 +39,8 @@ class Emulator:
         loaded = ctypes.CDLL(str(library))
         return {name: getattr(loaded, f"run_{name}") for name in names}
 
-    def launch(self, function, blocks, threads, shared, arguments, stream):
-        struct = array("q", arguments)
+    def launch(self, function, blocks, threads, shared, arguments, stream, first=None):
+        struct = array("q", [*(first or ()), *arguments])
         failed = function(ctypes.c_void_p(struct.buffer_info()[0]), *blocks, threads, shared, next(self.seeds))
         if failed:
             raise RuntimeError("threads wait for others who never come" if failed == 1 else "no memory")

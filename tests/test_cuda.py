@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import shutil
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest import mock
@@ -802,7 +803,8 @@ def test_launches_hand_the_driver_what_they_were_given(monkeypatch):
     monkeypatch.setattr(nvrtc, "_here", threading.local())
 
     def launch(i):
-        nvrtc.launch(7, (i + 1, 2), 64, 1024, [i, 2**62, -1], 2**40)
+        arguments, first = ([2**62, -1], array("Q", [i])) if i % 2 else ([i, 2**62, -1], None)
+        nvrtc.launch(7, (i + 1, 2), 64, 1024, arguments, 2**40, first)
 
     launches = [*range(nvrtc.PREPARED + 3), *range(5), *[2] * 5]
     for i in launches:

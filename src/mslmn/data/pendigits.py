@@ -105,7 +105,7 @@ def lines(folder: str | Path, count: int | None = None, seed: int = 0, fold: str
 
 
 def _fold(fold: str | None) -> tuple[int, int]:
-    """"2/4" -> (2, 4); (1, 1) where there is none."""
+    """ "2/4" -> (2, 4); (1, 1) where there is none."""
     match = FOLD.fullmatch(fold or "1/1")
     number, folds = (int(match[1]), int(match[2])) if match else (0, 0)
     if fold is not None and not 1 <= number <= folds >= 2:

@@ -66,9 +66,8 @@ def forward(
     memory = x.new_empty((*x.shape[:-1], m.shape[1]))
     hidden = x.new_empty((*x.shape[:-1], sizes.H)) if need_hidden else None
     last = m.new_empty(m.shape)
-    W = array("Q", pointers)
     problem = _problem(x, m, clock, sizes, offsets, reverse)
-    _call("forward", x.dtype, problem, (x, m, W, memory, hidden, last))
+    _call("forward", x.dtype, problem, (x, m, pointers, memory, hidden, last))
     return memory, hidden, last
 
 
@@ -105,8 +104,7 @@ def backward(
     gx = torch.empty_like(x) if need_x else None
     gm = torch.empty_like(m)
     gflat = x.new_empty(sum(numels(sizes)) if need_weights else 0)
-    W = array("Q", pointers)
-    given = (x, m, memory, hidden, W, gmemory, ghidden if H else None, glast)
+    given = (x, m, memory, hidden, pointers, gmemory, ghidden if H else None, glast)
     wanted = (gx, gm, gflat if need_weights else None)
     _call("backward", x.dtype, _problem(x, m, clock, sizes, offsets, reverse), (*given, *wanted))
     return gx, gm, gflat

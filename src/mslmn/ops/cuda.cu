@@ -402,8 +402,8 @@ struct Held {
 #ifdef FORWARD
 
 struct Forward {
-    Batch batch;
     Weights weights;
+    Batch batch;
     const real* packed;
     const value* x;   // (N, I); PROJECTED: (N, H), Wxh x, or (N, G) of the Clockwork RNN
     const real* m0;   // (B, G)

@@ -5,6 +5,7 @@ the weights are.
 """
 
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -137,7 +138,7 @@ def forward(
     given = _projected(x, weights) if kernels.projected else x
     tensors = (packed, given, m, memory, hidden, last)
     batch = _batch(x, B, clock, batch_sizes, reverse)
-    kernels.launch("forward", (B, 1), [*batch, *pointers, *map(_address, tensors)], stream)
+    kernels.launch("forward", (B, 1), [*batch, *map(_address, tensors)], stream, pointers)
     return memory, hidden, last
 
 
@@ -391,11 +392,18 @@ class Kernels:
         self.packed = packed_size(part, sizes, choices.lanes)
         self.layouts: dict[tuple[int, int, bool, bool], Layout] = {}
 
-    def pack(self, pointers: list[int], to: int, stream: int) -> None:
-        self.launch("pack", (-(-self.packed // 256), 1), [*pointers, to], stream)
+    def pack(self, pointers: "array[int]", to: int, stream: int) -> None:
+        self.launch("pack", (-(-self.packed // 256), 1), [to], stream, pointers)
 
-    def launch(self, name: str, blocks: tuple[int, int], arguments: Sequence[int], stream: int) -> None:
-        nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], arguments, stream)
+    def launch(
+        self,
+        name: str,
+        blocks: tuple[int, int],
+        arguments: Sequence[int],
+        stream: int,
+        pointers: "array[int] | None" = None,
+    ) -> None:
+        nvrtc.launch(self.functions[name], blocks, self.threads[name], self.shared[name], arguments, stream, pointers)
 
     def layout(self, N: int, B: int, need_x: bool, need_weights: bool) -> "Layout":
         """Of a backward pass. The last few are kept: small networks run in the time that it takes to make one."""

@@ -1,5 +1,6 @@
 """What a fused backend is given: checked, because kernels believe the sizes they are told, and laid out plainly."""
 
+from array import array
 from operator import attrgetter
 from typing import NoReturn
 
@@ -38,7 +39,7 @@ def check_batch(batch_sizes: Tensor | None, x: Tensor, m: Tensor) -> None:
 _right: tuple[bytes, int, int] | None = None  # the last that was
 
 
-def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tensor], list[int]]:
+def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tensor], "array[int]"]:
     """The weights, one by one, to be kept alive, and where they lie, as `Weights` of cpu.cpp and cuda.cu lists them, 0
     where there is none; if all that the kernels read is there. x may have another dtype than the rest."""
     B, device, sizes = m.shape[0], x.device, w.sizes
@@ -54,51 +55,53 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         expect("m", m, (B, sizes.g * sizes.M), m.dtype, x)
         expect("clock", clock, (B,), torch.int64, x)
     flat = w.flat()
-    if list(map(Tensor.numel, flat)) != numels(sizes):
-        _refuse(flat, sizes, m, x)
-    if not all(map(Tensor.is_contiguous, flat)):
-        flat = list(map(Tensor.contiguous, flat))
-    addresses = list(map(Tensor.data_ptr, flat))
-    fits = w.fits if isinstance(w, KeptWeights) else None
-    known = fits is not None and (fits.dtype, fits.device) == (m.dtype, device)  # an address is one device's
-    if known and fits is not None and fits.addresses == addresses and {m.dtype}.issuperset(map(_dtype, flat)):
+    fits, addresses = _fits(w, m), list(map(Tensor.data_ptr, flat))
+    known = fits is not None and (fits.addresses, fits.nbytes) == (addresses, list(map(_nbytes, flat)))
+    if known and fits is not None and all(map(Tensor.is_contiguous, flat)):
         return flat, fits.listed
-    if any(t.dtype != m.dtype or t.device != device for t in flat):
+    if list(map(Tensor.numel, flat)) != numels(sizes) or any(t.dtype != m.dtype or t.device != device for t in flat):
         _refuse(flat, sizes, m, x)
-    if any(map(Tensor.is_neg, flat)):
+    if not all(map(Tensor.is_contiguous, flat)) or any(map(Tensor.is_neg, flat)):
         flat = list(map(plain, flat))
         return flat, _listed(list(map(Tensor.data_ptr, flat)), sizes)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
-        w.fits = Fit(m.dtype, device, addresses, found)
+        w.fits = Fit(m.dtype, device, addresses, list(map(_nbytes, flat)), found)
     return flat, found
 
 
-def unmoved(w: Weights, x: Tensor, m: Tensor, clock: Tensor, memory: Tensor) -> list[int] | None:
+def _fits(w: Weights, m: Tensor) -> Fit | None:
+    """Where the last pass found the weights fitting, if that was in this dtype and on this device: an address is one
+    device's."""
+    fits = w.fits if isinstance(w, KeptWeights) else None
+    return fits if fits is not None and fits.dtype == m.dtype and fits.device == m.device else None
+
+
+def unmoved(w: Weights, x: Tensor, m: Tensor, clock: Tensor, memory: Tensor) -> "array[int] | None":
     """Where the weights lie, if they do so where the last pass found them fitting, and what was checked then still has
     its sizes: data can be changed behind autograd's back. At gradients it has looked itself."""
-    fits = w.fits if isinstance(w, KeptWeights) else None
-    if fits is None or (fits.dtype, fits.device) != (m.dtype, m.device):
+    fits = _fits(w, m)
+    if fits is None:
         return None
     (*steps, I), B = x.shape, m.shape[0]
     if (*steps, m.shape[1]) != memory.shape or I != w.sizes.I or x.dtype != memory.dtype or clock.shape != (B,):
         return None
     flat = w.flat()
-    if not {m.dtype}.issuperset(map(_dtype, flat)) or fits.addresses != list(map(Tensor.data_ptr, flat)):
+    if fits.addresses != list(map(Tensor.data_ptr, flat)) or fits.nbytes != list(map(_nbytes, flat)):
         return None
     return fits.listed
 
 
-_dtype = attrgetter("dtype")
+_nbytes = attrgetter("nbytes")  # numbers and dtype in one
 
 
-def _listed(addresses: list[int], sizes: Sizes) -> list[int]:
+def _listed(addresses: list[int], sizes: Sizes) -> "array[int]":
     none = [0] * sizes.g
     if sizes.H == 0:
         addresses = [0, 0, *none, *addresses]
     elif not sizes.bias:
         addresses = [addresses[0], 0, *addresses[1:]]
-    return addresses if sizes.bias else addresses + none
+    return array("Q", addresses if sizes.bias else addresses + none)
 
 
 def _refuse(flat: list[Tensor], sizes: Sizes, m: Tensor, x: Tensor) -> NoReturn:

@@ -179,6 +179,7 @@ def launch(
     shared: int,
     arguments: Sequence[int],  # the one struct that the kernel takes, 64 bits each
     stream: int,
+    first: "array[int] | None" = None,  # what it begins with, the same from launch to launch
 ) -> None:
     """By ctypes, which takes half as long as cuda-bindings, and half of that where the launch is prepared: a small
     network's pass is a matter of microseconds."""
@@ -186,8 +187,13 @@ def launch(
     try:
         config, fill, struct, parameters, _ = _here.launches[key]
     except (AttributeError, KeyError):
-        config, fill, struct, parameters, _ = _prepare(key, threads, shared, len(arguments))
-    fill(struct, 0, *arguments)
+        count = len(arguments) + (0 if first is None else len(first))
+        config, fill, struct, parameters, _ = _prepare(key, threads, shared, count, len(arguments))
+    begin = 0
+    if first is not None:
+        begin = 8 * len(first)
+        struct[:begin] = first
+    fill(struct, begin, *arguments)
     error = _cuLaunchKernelEx()(config, function, parameters, 0)
     if error:
         from cuda.bindings import driver
@@ -195,7 +201,7 @@ def launch(
         raise RuntimeError(f"the CUDA driver failed: {driver.CUresult(error).name}")
 
 
-def _prepare(key: tuple[int, tuple[int, int], int], threads: int, shared: int, count: int) -> Prepared:
+def _prepare(key: tuple[int, tuple[int, int], int], threads: int, shared: int, count: int, filled: int) -> Prepared:
     """What a launch passes to the driver, but for the values of the arguments. It is this thread's own: between them
     and the driver another thread could write others."""
     enter_context()
@@ -209,7 +215,7 @@ def _prepare(key: tuple[int, tuple[int, int], int], threads: int, shared: int, c
         launches.clear()
     launches[key] = found = (
         config.buffer_info()[0],
-        Struct(f"{count}q").pack_into,
+        Struct(f"{filled}q").pack_into,
         struct,
         parameters.buffer_info()[0],
         (config, view, parameters),  # to be kept alive

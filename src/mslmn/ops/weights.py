@@ -4,6 +4,7 @@ The Clockwork RNN is the MS-LMN without h: its modules read x where the others r
 and ``Whh[k]`` stand in the places of ``Whm[k]``, ``b_m[k]`` and ``Wmm[k]``.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -88,7 +89,8 @@ class Fit(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     addresses: list[int]  # of each weight
-    listed: list[int]  # the same as kernels take them
+    nbytes: list[int]
+    listed: "array[int]"  # the same as kernels take them
 
 
 class KeptWeights(Weights):
@@ -128,7 +130,7 @@ def are_plain(*tensors: Tensor | None) -> bool:
 
 def have_memory(*tensors: Tensor | None) -> bool:
     """Not so of what torch.func leaves behind."""
-    return all(t is None or torch._C._has_storage(t) for t in tensors)
+    return all(map(torch._C._has_storage, [t for t in tensors if t is not None]))
 
 
 @lru_cache
