@@ -369,6 +369,9 @@ def test_the_rnn_is_torch_s():
 def test_an_unknown_model_is_named():
     with pytest.raises(ValueError, match=r"model must be one of 'RNN', 'LSTM', .*, got 'GRU'; choose one of them"):
         models.build("GRU", models.Settings(hidden=5), 3, 2)
+    for option in ({"pool": 2}, {"layers": 2, "layer_norm": True}):
+        with pytest.raises(ValueError, match="an LSTM has no pool and no layer_norm, .*; leave them out"):
+            models.build("LSTM", models.Settings(hidden=5, **option), 3, 2)
 
 
 def test_fewer_epochs_than_between_two_checkpoints_are_that_many():
@@ -582,7 +585,7 @@ def test_results_are_written_whole_and_last(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", models.NAMES)
 def test_layers_stand_on_each_other_in_every_model(name):
-    settings = models.Settings(hidden=5, memory=3, modules=2, layers=2, layer_norm=True)
+    settings = models.Settings(hidden=5, memory=3, modules=2, layers=2, layer_norm=name != "LSTM")
     encoder = models.build(name, settings, 4, 6, bidirectional=True, output="all").encoder
     assert encoder.num_layers == 2
     assert name == "LSTM" or len(encoder.norms) == 1

@@ -65,7 +65,7 @@ def print_autoencoder(found: dict[str, Any], console: Console) -> None:
 
 
 def print_cuda(found: dict[str, Any], console: Console) -> None:
-    console.width = max(console.width, 110)  # in a file, too, numbers are whole
+    console.width = max(console.width, 132)  # in a file, too, numbers are whole
     machine, limits = found["machine"], found["ceilings"]
     console.print(
         f"{machine.get('gpu', machine['processor'])}, torch {machine['torch']}, mslmn {machine['mslmn']}, "
