@@ -776,6 +776,17 @@ def test_kept_weights_that_do_not_fit_are_refused_at_every_pass():
                 ops.run(x, *state_of(cell), cell.kept_weights())
 
 
+def test_a_weight_that_lies_otherwise_in_the_same_memory_is_read_as_it_lies(backend):
+    """Between passes: the same object, address and size, another order."""
+    layer, x = MSLMN(3, 5, 4, num_modules=2, dtype=F64), torch.randn(7, 3, 3, dtype=F64)
+    random_weights(layer)
+    assert_agrees(layer, x)
+    weight = layer.cells[0].Wmm[0]
+    weight.data = weight.data.t()
+    for _ in range(2):
+        assert_agrees(layer, x)
+
+
 @everywhere
 def test_kept_weights_that_change_before_the_backward_pass_are_noticed():
     cell, x = make("MSLMN").cells[0], torch.randn(4, 2, 2, dtype=F64)

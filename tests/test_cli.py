@@ -511,6 +511,7 @@ def test_prepare_joins_digits_with_an_alphabet_of_digits(tmp_path):
             "--iam-ondb has its own lines; leave out --lines",
         ),
         ("handwriting --fold 1/4", "--fold is of the writers of pendigits; pass --pendigits too, or leave it out"),
+        ("handwriting --iam-ondb x --fold 1/4", "--iam-ondb has its own lines; leave out --fold"),
         ("words --fold 1/4", "--fold is not for words; leave it out"),
         ("handwriting --iam-ondb gone", "gone is not a folder; pass the root of IAM-OnDB"),
         ("handwriting --pendigits gone", "gone is not a folder; pass the one with pendigits-orig.tra"),

@@ -136,6 +136,20 @@ def test_gradients_that_are_there_are_added_to_in_place(device):
     )
 
 
+def test_a_weight_in_several_places_gets_the_sum(device):
+    model, x = problem("one layer", device)
+    cell = model.encoder.cells[0]
+    cell.Whm[1] = cell.Whm[2] = cell.Whm[0]
+    for _ in range(2):
+        loss(model, x).backward()
+    expected = cell.Whm[0].grad
+    model.zero_grad()
+    for _ in range(2):
+        with mslmn.direct_gradients():
+            loss(model, x).backward()
+    torch.testing.assert_close(cell.Whm[0].grad, expected)
+
+
 @pytest.mark.gpu
 def test_a_side_stream_is_waited_for():
     if not torch.cuda.is_available():

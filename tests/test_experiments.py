@@ -370,7 +370,9 @@ def test_an_unknown_model_is_named():
     with pytest.raises(ValueError, match=r"model must be one of 'RNN', 'LSTM', .*, got 'GRU'; choose one of them"):
         models.build("GRU", models.Settings(hidden=5), 3, 2)
     for option in ({"pool": 2}, {"layers": 2, "layer_norm": True}):
-        with pytest.raises(ValueError, match=r"an LSTM has no pool and no layer_norm, .*; leave them out"):
+        with pytest.raises(
+            ValueError, match=r"an LSTM has no pool and no layer_norm, .*, got pool=., layer_norm=.*; leave them out"
+        ):
             models.build("LSTM", models.Settings(hidden=5, **option), 3, 2)
 
 

@@ -113,9 +113,9 @@ def test_each_writer_tests_in_one_fold(folder):
     assert len(tested) == len(set(tested)) == 17
 
 
-@pytest.mark.parametrize("fold", ["0/4", "5/4", "1/1", "a/b", "", "1/99999"])
+@pytest.mark.parametrize("fold", ["0/4", "5/4", "1/1", "a/b", "", "1/99999", 2])
 def test_a_fold_that_is_none_is_refused(folder, fold):
-    with pytest.raises(ValueError, match=r"fold must be one of several, 1/4 to 4/4, for instance, got '" + fold):
+    with pytest.raises(ValueError, match=f"fold must be one of several, 1/4 to 4/4, for instance, got {fold!r}; or"):
         pendigits.lines(folder, fold=fold)
     with pytest.raises(ValueError, match="fold 1/18 needs a writer for each, got 17; take fewer folds"):
         pendigits.lines(folder, fold="1/18")

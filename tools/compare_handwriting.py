@@ -24,7 +24,7 @@ import torch
 from mslmn import checkpoint
 from mslmn.data import handwriting as pen
 from mslmn.experiments import handwriting
-from mslmn.experiments.models import Settings
+from mslmn.experiments.models import Settings, build
 
 
 def run(data: Path, folder: Path, model: str, settings: Settings, seed: int, device: str | None) -> dict[str, float]:
@@ -84,6 +84,10 @@ def main() -> None:
         return replace(handwriting.settings(model, "best", o.epochs, kind), learning_rate=rate, **dict(o.set))
 
     kind = pen.load(o.data).kind
+    for model, rate in product(o.models, o.rates):
+        build(
+            model, settings(model, rate), 4, 2, bidirectional=True
+        )  # what cannot be is said before anything is trained
 
     with ProcessPoolExecutor(o.jobs, multiprocessing.get_context("spawn")) as pool:
         runs = {

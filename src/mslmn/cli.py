@@ -462,7 +462,7 @@ def _handwriting(
                 "and --alphabet"
             )
         return handwriting.load(prepared)
-    others = {"--pendigits": pendigits, "--lines": lines, "--seed": seed}
+    others = {"--pendigits": pendigits, "--fold": fold, "--lines": lines, "--seed": seed}
     given = [option for option, value in others.items() if value is not None]
     if iam_ondb is not None and given:
         raise ValueError(f"--iam-ondb has its own lines; leave out {', '.join(given)}")

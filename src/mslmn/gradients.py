@@ -40,16 +40,16 @@ def collect(aside: Sequence[ops.Gradients]) -> None:
     """What was put aside, to the parameters; one that was used twice has two."""
     for one in aside:
         _await(one)
-        there: list[Tensor] = []
-        more: list[Tensor] = []
+        sums: dict[int, tuple[Tensor, Tensor]] = {}  # of the weights that have a gradient, and another one now
         for weight, gradient in zip(one.weights, one.views(one.flat), strict=True):
             if weight.grad is None:
                 weight.grad = gradient
+            elif id(weight) in sums:  # one weight in two places: all at once, one could be lost
+                weight.grad += gradient
             else:
-                there.append(weight.grad)
-                more.append(gradient)
-        if there:
-            torch._foreach_add_(there, more)
+                sums[id(weight)] = weight.grad, gradient
+        if sums:
+            torch._foreach_add_(*map(list, zip(*sums.values(), strict=True)))
 
 
 def _await(one: ops.Gradients) -> None:

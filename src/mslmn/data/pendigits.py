@@ -83,7 +83,8 @@ def lines(folder: str | Path, count: int | None = None, seed: int = 0, fold: str
         )
     writers = sorted({digit.writer for digit in train})
     if len(writers) < 2:
-        raise ValueError(f"{folder} must have digits of two writers at least in tra, got {len(writers)}; restore it")
+        of = "to train and validate" if folds > 1 else "in tra"
+        raise ValueError(f"{folder} must have digits of two writers at least {of}, got {len(writers)}; restore it")
     held_out = set(writers[VALIDATES - 1 :: VALIDATES] or writers[-1:])
     parts = {
         "train": [digit for digit in train if digit.writer not in held_out],
@@ -106,7 +107,7 @@ def lines(folder: str | Path, count: int | None = None, seed: int = 0, fold: str
 
 def _fold(fold: str | None) -> tuple[int, int]:
     """ "2/4" -> (2, 4); (1, 1) where there is none."""
-    match = FOLD.fullmatch(fold or "1/1")
+    match = FOLD.fullmatch("1/1" if fold is None else str(fold))
     number, folds = (int(match[1]), int(match[2])) if match else (0, 0)
     if fold is not None and not 1 <= number <= folds >= 2:
         raise ValueError(f"fold must be one of several, 1/4 to 4/4, for instance, got {fold!r}; or leave it out")

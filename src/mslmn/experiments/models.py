@@ -128,7 +128,10 @@ def build(
     encoder: nn.Module
     if model == "LSTM":  # torch's, which cannot do without input
         if settings.pool > 1 or chosen["layer_norm"]:
-            raise ValueError("an LSTM has no pool and no layer_norm, which are of our layers; leave them out")
+            raise ValueError(
+                "an LSTM has no pool and no layer_norm, which are of our layers, "
+                f"got pool={settings.pool}, layer_norm={settings.layer_norm}; leave them out"
+            )
         lstm = nn.LSTM(max(1, input_size), hidden, settings.layers, bidirectional=bidirectional)
         encoder = set_forget_gate_bias(lstm, settings.forget_gate)
     elif model in ("RNN", "CW-RNN"):  # with one module the Clockwork RNN is the simple RNN

@@ -63,6 +63,8 @@ def fitting(x: Tensor, m: Tensor, clock: Tensor, w: Weights) -> tuple[list[Tenso
         _refuse(flat, sizes, m, x)
     if not all(map(Tensor.is_contiguous, flat)) or any(map(Tensor.is_neg, flat)):
         flat = list(map(plain, flat))
+        if isinstance(w, KeptWeights):
+            w.fits = None  # a backward pass must not take what lies there for what was read
         return flat, _listed(list(map(Tensor.data_ptr, flat)), sizes)
     found = _listed(addresses, sizes)
     if isinstance(w, KeptWeights):
