@@ -84,10 +84,11 @@ def main() -> None:
         return replace(handwriting.settings(model, "best", o.epochs, kind), learning_rate=rate, **dict(o.set))
 
     kind = pen.load(o.data).kind
-    for model, rate in product(o.models, o.rates):
-        build(
-            model, settings(model, rate), 4, 2, bidirectional=True
-        )  # what cannot be is said before anything is trained
+    try:  # what cannot be is said before anything is trained
+        for model, rate in product(o.models, o.rates):
+            build(model, settings(model, rate), 4, 2, bidirectional=True)
+    except ValueError as error:
+        parser.error(str(error))
 
     with ProcessPoolExecutor(o.jobs, multiprocessing.get_context("spawn")) as pool:
         runs = {

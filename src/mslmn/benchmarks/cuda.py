@@ -41,7 +41,7 @@ class Case:
     bidirectional: bool = False
     family: bool = False  # LMN and ClockworkRNN of as many parameters
     loop: bool = False  # the reference
-    direct: bool = False  # required of training steps within `direct_gradients`, which small networks want
+    direct: bool = False  # what is required of training is required within `direct_gradients`, too
     required: tuple[float, float] | None = None  # times faster than the last LSTM in fp32: forward, training
 
     @property
@@ -432,8 +432,14 @@ def requirements(case: Case, rows: list[Row]) -> list[dict[str, Any]]:
     """How many times faster than the LSTM the MS-LMN is, where a ratio is required."""
     if case.required is None:
         return []
+    forward, training = case.required
+    wanted_of = [
+        ("forward", False, forward),
+        ("training", False, training),
+        *[("training", True, training)] * case.direct,
+    ]
     found = []
-    for what, direct, wanted in zip(("forward", "training"), (False, case.direct), case.required, strict=True):
+    for what, direct, wanted in wanted_of:
         alike = [row for row in rows if row.precision == "fp32" and row.candidate.endswith(DIRECT) == direct]
         ours, theirs = alike[0], [row for row in alike if row.candidate.startswith("nn.LSTM")][-1]
         found.append(
